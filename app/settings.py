@@ -135,10 +135,7 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="POPGATE_",
-        frozen=True,
-        extra="forbid",
-        env_ignore_empty=True,
+        env_prefix="POPGATE_", frozen=True, extra="forbid", env_ignore_empty=True
     )
 
     model_repository: Annotated[Path, Shown("DIR", names=("-m",))] = Path("models")

@@ -129,11 +129,7 @@ class TensorSpec:
     def from_desc(cls, desc: DataDesc) -> TensorSpec:
         found = datatype_of(desc.data_type)
         return cls(
-            desc.name,
-            found.name,
-            desc.data_type,
-            desc.shape,
-            multiple=desc.multiple,
+            desc.name, found.name, desc.data_type, desc.shape, multiple=desc.multiple
         )
 
     @property

@@ -345,11 +345,7 @@ def build_two_models(folder: Path) -> Path:
 
 def build_feed(folder: Path) -> Path:
     """The first tensor of the feed is full of 0, the second full of 100, and so on."""
-    streams = [
-        Stream("tensor_A", IN),
-        Stream("offset", IN),
-        Stream("output", OUT),
-    ]
+    streams = [Stream("tensor_A", IN), Stream("offset", IN), Stream("output", OUT)]
     graph = graph_of(
         [helper.make_node("Add", ["tensor_A", "offset"], ["output"])],
         {"tensor_A": SHAPE, "offset": SHAPE},
@@ -381,8 +377,7 @@ def build_all(folder: Path) -> list[Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the files")
     folder = parser.parse_args().out

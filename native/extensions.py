@@ -61,11 +61,7 @@ def extensions(root: Path) -> list[Extension]:
     return [
         *(Extension(**described) for described in json.loads(done.stdout)),
         *(
-            Extension(
-                module_name(path),
-                [path],
-                extra_compile_args=["-O3"],
-            )
+            Extension(module_name(path), [path], extra_compile_args=["-O3"])
             for path in c_sources(root)
         ),
     ]

@@ -91,11 +91,7 @@ class Blob:
     def where(self) -> Location:
         """Return this blob as a place in a message."""
         return Location(
-            self.source.name,
-            self.offset,
-            self.index,
-            self.header.type_name,
-            self.name,
+            self.source.name, self.offset, self.index, self.header.type_name, self.name
         )
 
     def descriptor(self) -> memoryview:

@@ -16,14 +16,7 @@ import pytest
 
 from app.config.model_config import ModelConfig
 from app.settings import Settings
-from tests.matrix.cells import (
-    ROOT,
-    Matrix,
-    MatrixError,
-    has_test,
-    read_matrix,
-    says,
-)
+from tests.matrix.cells import ROOT, Matrix, MatrixError, has_test, read_matrix, says
 
 
 @pytest.fixture(scope="module")

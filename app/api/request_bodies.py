@@ -41,11 +41,7 @@ class UnloadRequest(TypedDict, total=False):
     parameters: UnloadParameters
 
 
-REQUEST_BODIES: tuple[type, ...] = (
-    IndexRequest,
-    LoadRequest,
-    UnloadRequest,
-)
+REQUEST_BODIES: tuple[type, ...] = (IndexRequest, LoadRequest, UnloadRequest)
 
 
 def documented(model: type, *, required: bool = False) -> dict[str, Any]:

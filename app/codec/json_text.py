@@ -58,11 +58,7 @@ _COLONS = (b":",)
 # Bytes that are examined together. Their flags take four times as many bytes.
 _BLOCK = 1 << 18
 # All occurrences share one object, as in the parser.
-_LITERALS = {
-    "NaN": math.nan,
-    "Infinity": math.inf,
-    "-Infinity": -math.inf,
-}
+_LITERALS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 # Numbers that functions read before other threads may run: a millisecond.
 _PAUSE_AFTER = 1 << 11
 

@@ -136,11 +136,7 @@ def is_rearranged(first: bytes) -> bool:
 
 
 def decode_npy(
-    spec: ModelSpec,
-    inputs: dict[str, Input],
-    limits: Limits,
-    body: Body,
-    reply: Reply,
+    spec: ModelSpec, inputs: dict[str, Input], limits: Limits, body: Body, reply: Reply
 ) -> InferRequest:
     """Return the request of a body that is the array for a model's only input.
 

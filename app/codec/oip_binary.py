@@ -81,11 +81,7 @@ class BinaryReader:
     __slots__ = ("_known", "_lengths", "_limits", "_read", "_spec", "inputs")
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        limits: Limits,
-        inputs: dict[str, Input],
-        read: Read,
+        self, spec: ModelSpec, limits: Limits, inputs: dict[str, Input], read: Read
     ) -> None:
         self._spec = spec
         self._limits = limits

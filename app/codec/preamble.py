@@ -14,10 +14,7 @@ from app.limits import Limits
 
 
 def read_preamble(
-    content_type: bytes | None,
-    header_length: bytes | None,
-    body: Body,
-    limits: Limits,
+    content_type: bytes | None, header_length: bytes | None, body: Body, limits: Limits
 ) -> InferRequest:
     """Return a request without tensors, with the parameters of the body.
 
@@ -35,10 +32,7 @@ def read_preamble(
 
 
 def _document(
-    content_type: bytes | None,
-    header_length: bytes | None,
-    body: Body,
-    limits: Limits,
+    content_type: bytes | None, header_length: bytes | None, body: Body, limits: Limits
 ) -> object:
     if header_length is not None:
         total = sum(map(len, body))

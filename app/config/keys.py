@@ -89,8 +89,7 @@ class KeyConfig:
     models: Annotated[
         tuple[Annotated[str, text(200, 1)], ...], entries(1000), DISTINCT
     ] = key(
-        ("*",),
-        "the models that the key allows, [] for none; * and ? match any letters",
+        ("*",), "the models that the key allows, [] for none; * and ? match any letters"
     )
     requests_per_second: Annotated[float, between(0.001, 1e6)] | None = key(
         None, "requests per second; more fail with 429"

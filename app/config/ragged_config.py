@@ -35,8 +35,7 @@ class RaggedConfig:
         dict, "inputs whose second axis is the length, with their padding values"
     )
     max_batch_tokens: Annotated[int, between(0, 1 << 24)] = key(
-        0,
-        "limit of rows times longest length in a batch; 0: the device's own limit",
+        0, "limit of rows times longest length in a batch; 0: the device's own limit"
     )
     max_padding: Annotated[float, between(0, 0.9)] = key(
         0.1, "largest part of a batch that may be padding"

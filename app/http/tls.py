@@ -139,8 +139,7 @@ class Certificate:
             if str(e) != self._problem:
                 self._problem = str(e)
                 logger.error(
-                    "the certificate was not reloaded, the old one stays in use: %s",
-                    e,
+                    "the certificate was not reloaded, the old one stays in use: %s", e
                 )
             return False
         self._set_times(times)

@@ -234,9 +234,7 @@ class Journal:
     """
 
     def __init__(
-        self,
-        access: AccessLog | None = None,
-        spans: Recorder | None = None,
+        self, access: AccessLog | None = None, spans: Recorder | None = None
     ) -> None:
         self.access = access or AccessLog()
         self.spans = spans

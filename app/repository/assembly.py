@@ -22,14 +22,7 @@ from app.repository.python_models import is_generator
 from app.repository.source import VersionSource
 from app.serving.stateful import ReplicaRunner, StatefulScheduler, stateful_models
 from app.spec import DescribesTensors, ModelSpec
-from engine import (
-    PYTHON_ANSWER,
-    PYTHON_ROUTE,
-    Array,
-    Device,
-    ModelRunnerConfig,
-    Tensor,
-)
+from engine import PYTHON_ANSWER, PYTHON_ROUTE, Array, Device, ModelRunnerConfig, Tensor
 from popef_io import Model
 
 #: The range of `channel_memory` for models that do not set it.

@@ -89,11 +89,7 @@ _FORGET = Transition(State.UNLOADED, Action.FORGET)
 #: Combinations that are missing here are bugs. Loads of one version wait for each
 #: other. After an interrupted load the version stays loading, or draining.
 LIFE: dict[State, dict[Event, Transition]] = {
-    State.UNLOADED: {
-        Event.LOAD: _LOAD,
-        Event.OFFER: _OFFER,
-        Event.UNLOAD: _FORGET,
-    },
+    State.UNLOADED: {Event.LOAD: _LOAD, Event.OFFER: _OFFER, Event.UNLOAD: _FORGET},
     State.ON_DEMAND: {
         Event.LOAD: _LOAD,
         Event.OFFER: _OFFER,

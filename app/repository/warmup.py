@@ -310,11 +310,7 @@ def _shape(
 
 
 def _synthetic(
-    tensor: TensorSpec,
-    spec: ModelSpec,
-    rows: int,
-    wanted: WarmupInput,
-    fill: int = 1,
+    tensor: TensorSpec, spec: ModelSpec, rows: int, wanted: WarmupInput, fill: int = 1
 ) -> Tensor:
     if tensor.name == PYTHON_STEP:
         # For a generator, only the first response is tried.

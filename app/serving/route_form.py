@@ -41,12 +41,7 @@ class RouteForm:
     not_one = "a route gives exactly 1 answer"
 
     def __init__(
-        self,
-        scope: Mapping[str, Any],
-        path: str,
-        client: str,
-        *,
-        has_keys: bool,
+        self, scope: Mapping[str, Any], path: str, client: str, *, has_keys: bool
     ) -> None:
         hidden = _OF_CONNECTION | _KEYS if has_keys else _OF_CONNECTION
         self._head = {

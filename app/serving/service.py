@@ -73,10 +73,7 @@ class Service:
         return await self._run(self._inflating, call, deadline)
 
     async def decode(
-        self,
-        decode: Callable[[ModelCodec], T],
-        codec: ModelCodec,
-        deadline: float,
+        self, decode: Callable[[ModelCodec], T], codec: ModelCodec, deadline: float
     ) -> T:
         """Decode a body with `decode`, in the thread for large bodies.
 

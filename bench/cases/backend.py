@@ -93,9 +93,7 @@ def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     return [value for value in graph.input if value.name not in weights]
 
 
-def load_cases(
-    operators: Sequence[str] = (),
-) -> tuple[list[Case], list[NotCarriable]]:
+def load_cases(operators: Sequence[str] = ()) -> tuple[list[Case], list[NotCarriable]]:
     """Return the cases that the protocol can carry, and the others.
 
     `operators` are modules of `onnx.backend.test.case.node`: node cases are then only

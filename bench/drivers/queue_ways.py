@@ -243,13 +243,7 @@ class Copies:
         """Do nothing: there is nothing to end."""
 
 
-WAYS: tuple[Callable[[int, int], Way], ...] = (
-    Rings,
-    LookingRings,
-    Pipe,
-    Queue,
-    Copies,
-)
+WAYS: tuple[Callable[[int, int], Way], ...] = (Rings, LookingRings, Pipe, Queue, Copies)
 
 
 class Opened:

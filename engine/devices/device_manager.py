@@ -467,11 +467,7 @@ def _most(units: Sequence[str], size: int) -> int:
 
 
 def _claim(
-    candidates: Sequence[str],
-    size: int,
-    count: int,
-    wait: DeviceWaitConfig,
-    hint: str,
+    candidates: Sequence[str], size: int, count: int, wait: DeviceWaitConfig, hint: str
 ) -> Sequence[Mapping[str, socket.socket]]:
     """Claim `count` devices of `size` of these units each. Wait as configured.
 

@@ -19,12 +19,7 @@ from collections.abc import Callable, Sequence
 from engine.devices.connection import DeviceConnection
 from engine.devices.device_state import DeviceState
 from engine.devices.linked_device import LinkedDevice
-from engine.errors import (
-    DeviceFailed,
-    DeviceLost,
-    EngineError,
-    ExecutionFailed,
-)
+from engine.errors import DeviceFailed, DeviceLost, EngineError, ExecutionFailed
 from engine.run_failures import too_long
 from engine.transport import control
 from engine.transport.control import A

@@ -55,11 +55,7 @@ class OwnedProcess:
     # -- asking
 
     def ask(
-        self,
-        message: Message,
-        kind: type[A],
-        fds: Sequence[int],
-        timeout: float | None,
+        self, message: Message, kind: type[A], fds: Sequence[int], timeout: float | None
     ) -> tuple[A, list[int]]:
         """Send a control message to the process: see `Device.ask`."""
         device = self._device

@@ -6,14 +6,7 @@ from __future__ import annotations
 
 import threading
 
-from engine.transport.link import (
-    ASIDE,
-    ASIDE_SINCE,
-    RUNNING,
-    SINCE,
-    SUCCEEDED,
-    Link,
-)
+from engine.transport.link import ASIDE, ASIDE_SINCE, RUNNING, SINCE, SUCCEEDED, Link
 
 
 class RunReport:

@@ -22,12 +22,7 @@ from engine.model.anchors import (
     OPTION_MAX_BATCH,
     MainAnchors,
 )
-from engine.model.ragged import (
-    LENGTH_AXIS,
-    OPTION_RAGGED,
-    RaggedPlan,
-    ShownLengths,
-)
+from engine.model.ragged import LENGTH_AXIS, OPTION_RAGGED, RaggedPlan, ShownLengths
 from engine.programs.executable import Executable
 from engine.programs.transfers import stream_transfers
 from engine.tensor import DataDesc, Tensor

@@ -10,9 +10,7 @@ from engine.transport.anchor_ring import MAX_RANK
 
 
 def check_inputs(
-    model: str,
-    descs: Mapping[str, DataDesc],
-    inputs: Mapping[str, Tensor],
+    model: str, descs: Mapping[str, DataDesc], inputs: Mapping[str, Tensor]
 ) -> None:
     """Check names, data types, shapes and sizes of a request.
 

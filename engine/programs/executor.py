@@ -133,10 +133,7 @@ class Executor:
         return clone
 
     def run(
-        self,
-        programs: Iterable[int],
-        streams: Streams,
-        run_options: RunOptions = None,
+        self, programs: Iterable[int], streams: Streams, run_options: RunOptions = None
     ) -> None:
         """Run `programs` one after the other.
 
@@ -281,10 +278,7 @@ def make_executor(
 ) -> Executor:
     """Return the executor of a model as described in a message of the owner."""
     return Executor(
-        Executable.decode(
-            model.executable.raw(),
-            check_digests=check_package_hash,
-        ),
+        Executable.decode(model.executable.raw(), check_digests=check_package_hash),
         model.metadata,
         threads=threads,
         providers=tuple(providers),

@@ -74,9 +74,7 @@ class Offer:
 
 
 def offers_for(
-    session: GraphSession,
-    handles: Mapping[str, str],
-    types: Mapping[str, DataType],
+    session: GraphSession, handles: Mapping[str, str], types: Mapping[str, DataType]
 ) -> tuple[Offer, ...]:
     """Return the outputs that may be bound, among the outputs that are streamed through
     `handles`.

@@ -23,12 +23,7 @@ from engine.runner.tracepoints import Tracepoints
 from engine.tensor import Tensor
 from engine.transport.channel import FILLS_UP, UNDELAYED, WANTS_ALL, Channel
 from engine.transport.link import MOST_OUTSTANDING
-from engine.transport.outcome import (
-    DONE,
-    INTERRUPTED,
-    NEEDS_ROWS,
-    broken_off,
-)
+from engine.transport.outcome import DONE, INTERRUPTED, NEEDS_ROWS, broken_off
 from engine.transport.output_arrays import OutputArrays
 
 #: A function that fetches missing rows. It receives a channel, the name of the input

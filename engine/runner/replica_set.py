@@ -17,13 +17,7 @@ from engine.devices.device_manager import DeviceManager
 from engine.devices.device_state import DeviceState
 from engine.devices.linked_device import LinkedDevice
 from engine.devices.request import Request
-from engine.errors import (
-    DeviceLost,
-    EngineError,
-    InvalidInput,
-    RunnerClosed,
-    counted,
-)
+from engine.errors import DeviceLost, EngineError, InvalidInput, RunnerClosed, counted
 from engine.fork_guard import fork_guard
 from engine.model.kept_state import keeps_state
 from engine.runner.replica_channel import ReplicaChannel

@@ -32,11 +32,7 @@ LayoutTold: TypeAlias = tuple[
 AnchorTold: TypeAlias = tuple[str, int, int, int]
 #: A plan of rows of different length (`RaggedPlan.to_message`).
 RaggedTold: TypeAlias = tuple[
-    tuple[float | None, ...],
-    tuple[tuple[int, ...], ...],
-    int,
-    float,
-    tuple[int, ...],
+    tuple[float | None, ...], tuple[tuple[int, ...], ...], int, float, tuple[int, ...]
 ]
 #: A plan of batches (`BatchPlan.to_message`).
 PlanTold: TypeAlias = tuple[

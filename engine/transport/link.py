@@ -225,14 +225,7 @@ class Completions(RingCounters):
 class Link:
     """One process's end of the two rings of a link."""
 
-    __slots__ = (
-        "completions",
-        "gone",
-        "memory",
-        "submissions",
-        "view",
-        "words",
-    )
+    __slots__ = ("completions", "gone", "memory", "submissions", "view", "words")
 
     def __init__(self, memory: SharedMemory) -> None:
         self.memory = memory

@@ -75,10 +75,7 @@ class FailingExecutor(Executor):
         self._left = after
 
     def run(
-        self,
-        programs: Iterable[int],
-        streams: Streams,
-        run_options: RunOptions = None,
+        self, programs: Iterable[int], streams: Streams, run_options: RunOptions = None
     ) -> None:
         if self._left <= 0:
             self._failure.strike()

@@ -90,10 +90,7 @@ def load_replicas(
 
 
 def _rules(
-    model: Model,
-    executable: Executable,
-    message: Load,
-    anchors: MainAnchors,
+    model: Model, executable: Executable, message: Load, anchors: MainAnchors
 ) -> tuple[BatchPlan, BatchingPolicy]:
     """Return the rules for turning requests into runs, from the client's plan and the
     programs.

@@ -450,8 +450,7 @@ def test_an_ensemble_has_a_step_with_rows_of_any_length(
 
 @in_chromium
 @pytest.mark.parametrize(
-    ("name", "output"),
-    [("chain", "output"), ("count", "word"), ("sum", "y")],
+    ("name", "output"), [("chain", "output"), ("count", "word"), ("sum", "y")]
 )
 def test_the_page_of_a_model(
     served: ServedGateway, tmp_path: Path, name: str, output: str
@@ -540,9 +539,7 @@ def test_a_key_loads_a_model_by_asking_for_it(guarded: ServedGateway) -> None:
     assert in_memory()
 
 
-def test_rows_of_different_length_come_from_each_worker(
-    guarded: ServedGateway,
-) -> None:
+def test_rows_of_different_length_come_from_each_worker(guarded: ServedGateway) -> None:
     guarded.infer("masked", **ragged(3))  # which loads it
 
     def one(length: int) -> tuple[str, int]:

@@ -11,12 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import (
-    DeviceManager,
-    ModelRunner,
-    ModelRunnerConfig,
-    PythonOptions,
-)
+from engine import DeviceManager, ModelRunner, ModelRunnerConfig, PythonOptions
 from popgate_python_files import read_python_model
 from tests.app.served import ServedGateway
 from tests.support import WAIT

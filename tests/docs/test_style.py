@@ -39,14 +39,7 @@ NOT_USED = {
 
 @cache
 def sources() -> tuple[Path, ...]:
-    packages = [
-        "app",
-        "engine",
-        "popef_io",
-        "popgate",
-        "native",
-        "bench",
-    ]
+    packages = ["app", "engine", "popef_io", "popgate", "native", "bench"]
     found = [p for name in packages for p in (ROOT / name).rglob("*.py")]
     found += ROOT.glob("plugins/*/src/**/*.py")
     return tuple(sorted(found))

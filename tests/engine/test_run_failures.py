@@ -13,13 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import (
-    Device,
-    ExecutionFailed,
-    InvalidInput,
-    OutOfMemory,
-    run_failures,
-)
+from engine import Device, ExecutionFailed, InvalidInput, OutOfMemory, run_failures
 from engine.run_failures import (
     MOST,
     RUN_FAILURES,

@@ -6,14 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.engine.onnx_models import (
-    FLOAT,
-    INT64,
-    floats,
-    node,
-    onnx_model,
-    value,
-)
+from tests.engine.onnx_models import FLOAT, INT64, floats, node, onnx_model, value
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 WIDTH = 16

@@ -60,9 +60,7 @@ def test_accuracy_is_the_stated_one(
     assert stated == f"{correct}/{len(labels)}" == "360/360"
 
 
-def test_interface_is_the_documented_one(
-    session: onnxruntime.InferenceSession,
-) -> None:
+def test_interface_is_the_documented_one(session: onnxruntime.InferenceSession) -> None:
     inputs = [(i.name, i.shape, i.type) for i in session.get_inputs()]
     outputs = [(o.name, o.shape, o.type) for o in session.get_outputs()]
     assert inputs == [("image", ["n", 1, 8, 8], "tensor(float)")]

@@ -267,10 +267,7 @@ def test_names_of_one_anchor_in_both_directions() -> None:
             lambda fields: fields.update(anchors=[anchor_fields(programs=[1, "2"])]),
             "anchors[0].programs[1]",
         ),
-        (
-            lambda fields: fields.update(programs_map=[[0, "a"], [1]]),
-            "programs_map[1]",
-        ),
+        (lambda fields: fields.update(programs_map=[[0, "a"], [1]]), "programs_map[1]"),
     ],
 )
 def test_names_the_field_and_its_offset(

@@ -146,10 +146,7 @@ def test_numbers_of_the_document() -> None:
         ("value of an option", f"{limits.MAX_VALUE_SIZE >> 20} MiB"),
         ("anchors", f"{limits.MAX_ANCHORS:,}"),
         ("options of a list", f"{limits.MAX_OPTIONS:,}"),
-        (
-            "programs of an anchor, or of a list of the flow",
-            f"{limits.MAX_PROGRAMS:,}",
-        ),
+        ("programs of an anchor, or of a list of the flow", f"{limits.MAX_PROGRAMS:,}"),
         ("named programs", f"{limits.MAX_PROGRAM_NAMES:,}"),
         ("rank", f"{MAX_RANK}; {MAX_RANK - 1} for a tensor in a feed"),
         ("replicas, devices, processes", f"{limits.MAX_COUNT:,}"),

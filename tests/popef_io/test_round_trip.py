@@ -35,10 +35,7 @@ from tests.popef_io.test_hostile import use_contents
 quick = settings(
     max_examples=60,
     deadline=None,
-    suppress_health_check=[
-        HealthCheck.function_scoped_fixture,
-        HealthCheck.too_slow,
-    ],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

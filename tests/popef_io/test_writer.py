@@ -284,11 +284,7 @@ def test_full_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "call",
-    [
-        "popef_io.FileWriter(path)",
-        "other.copy(reader.blobs[0])",
-        "fill(other).close()",
-    ],
+    ["popef_io.FileWriter(path)", "other.copy(reader.blobs[0])", "fill(other).close()"],
 )
 def test_full_disk_while(tmp_path: Path, call: str) -> None:
     """Appending, copying, and finishing a blob: the files that are there stay."""

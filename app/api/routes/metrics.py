@@ -53,8 +53,7 @@ _STATES = {
     "/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse
 )
 async def metrics(
-    gateway: GatewayOf,
-    accept: Annotated[str, Header(include_in_schema=False)] = "",
+    gateway: GatewayOf, accept: Annotated[str, Header(include_in_schema=False)] = ""
 ) -> StreamingResponse:
     """Return counters under Triton's names, latency histograms, devices, the process.
 

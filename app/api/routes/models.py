@@ -18,11 +18,7 @@ from app.api.dependencies import (
     read_load_request,
     refusal,
 )
-from app.api.describe import (
-    model_details,
-    model_summary,
-    statistics_of,
-)
+from app.api.describe import model_details, model_summary, statistics_of
 from app.api.request_bodies import LoadRequest, documented
 from app.api.schemas import (
     DeviceList,

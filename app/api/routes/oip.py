@@ -42,12 +42,7 @@ from app.api.schemas import (
     StatisticsList,
 )
 from app.config.extensions import listed_extensions
-from app.errors import (
-    HttpError,
-    InvalidRequest,
-    ModelNotReady,
-    NestedTooDeep,
-)
+from app.errors import HttpError, InvalidRequest, ModelNotReady, NestedTooDeep
 from app.gateway import Gateway
 from app.repository.model_life import State
 from app.repository.records import RepositoryError, ready_version

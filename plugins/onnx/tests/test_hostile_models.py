@@ -22,10 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bench.servers.processes import children, tree
 from engine.programs import executable as ex
 from engine.run_failures import MOST
-from popef_io import (
-    DataType,
-    TensorInfo,
-)
+from popef_io import DataType, TensorInfo
 from popgate_onnx.compiler import CompileOptions, compile_model
 from tests.app.served import ServedGateway, add, run_popgate
 from tests.app.test_serving import alive

@@ -197,9 +197,7 @@ def test_coroutines_have_several_calls_under_way(served: ServedGateway) -> None:
     assert answer(served, "part")["said"] == ["ok"]
 
 
-def test_several_responses_are_taken_one_after_the_other(
-    served: ServedGateway,
-) -> None:
+def test_several_responses_are_taken_one_after_the_other(served: ServedGateway) -> None:
     before = count(served, "count")
     assert answer(served, "stream count 9")["y"] == [*ROW, *(x + 1 for x in ROW)] + [
         x + 2 for x in ROW

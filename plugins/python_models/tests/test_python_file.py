@@ -89,10 +89,7 @@ def served(
             device, file, parameters=parameters, requirements=requirements
         )
         found = ModelRunnerConfig(
-            replica_to_device={0: device},
-            auto_reset=True,
-            batching_dim=None,
-            **config,
+            replica_to_device={0: device}, auto_reset=True, batching_dim=None, **config
         )
         yield ends.enter_context(ModelRunner(model, found))
 
@@ -486,10 +483,7 @@ def test_environment_and_folder_are_the_models(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     options = PythonOptions(environment={"COLOUR": "red"}, folder=str(work))
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.ExitStack() as ends,
-    ):
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as ends:
         patch.setenv("POPGATE_API_KEY", "secret")
         patch.delenv("OMP_NUM_THREADS", raising=False)
         runner = ends.enter_context(served(tmp_path, text, options))

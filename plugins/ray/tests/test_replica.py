@@ -55,10 +55,7 @@ from popgate_ray.replica import (
 )
 
 # Ray's own threads and sockets, which it leaves to the collector.
-pytestmark = [
-    pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
 
 SCALING = ROOT / "docs" / "how-to" / "scale.md"
 #: Gives numbers until `n`; after the first each waits for the file to be there.

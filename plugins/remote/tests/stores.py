@@ -272,10 +272,7 @@ def _hf(folder: Path, port: int, relay: Relay) -> Store:
 
     module = "plugins.remote.tests.hub"
     command = [sys.executable, "-m", module, str(port), str(folder)]
-    variables = {
-        "HF_ENDPOINT": f"http://127.0.0.1:{relay.port}",
-        "HF_TOKEN": TOKEN,
-    }
+    variables = {"HF_ENDPOINT": f"http://127.0.0.1:{relay.port}", "HF_TOKEN": TOKEN}
     nothing = "hf://me/digits@none", "hf://me/none"
     return Store(
         "hf://me/digits", nothing, "sha256", command, variables, fill, port, relay

@@ -12,11 +12,7 @@ import pytest
 from app.repository.model_sources import RemoteError
 from plugins.remote.tests.web import serving
 from popgate_remote import buckets
-from popgate_remote.buckets import (
-    _CHECKSUMS,
-    BucketSource,
-    _explained,
-)
+from popgate_remote.buckets import _CHECKSUMS, BucketSource, _explained
 from popgate_remote.errors import SourceAway, SourceChanged
 from popgate_remote.listing import RemoteFile
 

@@ -298,8 +298,7 @@ def with_source(root: Path, text: str, name: str = "m") -> Path:
 def test_a_config_says_where_its_files_are(web: Web, tmp_path: Path) -> None:
     root, remote = tmp_path / "models", RemoteCaches(tmp_path / "cache")
     path = with_source(
-        root,
-        f'source = "{web.url}/m.onnx"\nsave_outputs = "out"\nmax_batch_size = 8\n',
+        root, f'source = "{web.url}/m.onnx"\nsave_outputs = "out"\nmax_batch_size = 8\n'
     )
     places = ModelPlaces(root, {}, remote)
     before = places.scan("m")

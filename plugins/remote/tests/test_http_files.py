@@ -16,12 +16,7 @@ from app.repository.model_sources import RemoteError
 from plugins.remote.tests.web import Answer, Web, serving
 from popgate_remote import http_files
 from popgate_remote.errors import SourceAway, SourceChanged
-from popgate_remote.http_files import (
-    MAX_DOCUMENT,
-    HttpFiles,
-    WebSource,
-    check_redirect,
-)
+from popgate_remote.http_files import MAX_DOCUMENT, HttpFiles, WebSource, check_redirect
 
 BODY = bytes(range(256)) * 1000
 
@@ -114,8 +109,7 @@ def test_tls_is_not_given_up_on_the_way(has_digest: bool) -> None:
         check_redirect(redirect("https://a.example/m", to), has_digest=has_digest)
     with pytest.raises(RemoteError, match=r"a.example redirects to a URL without TLS"):
         check_redirect(
-            redirect("https://a.example/m", "http://b.example/m"),
-            has_digest=has_digest,
+            redirect("https://a.example/m", "http://b.example/m"), has_digest=has_digest
         )
 
 

@@ -111,10 +111,7 @@ def test_content_of_another_digest_is_refused(web: Web, tmp_path: Path) -> None:
     ("manifest", "text"),
     [
         ([], "an invalid manifest"),
-        (
-            {"manifests": [], "mediaType": "an.index"},
-            "lists no files, but is an.index",
-        ),
+        ({"manifests": [], "mediaType": "an.index"}, "lists no files, but is an.index"),
         ({"layers": [1]}, "an invalid layer"),
         (
             {"layers": [{"mediaType": "a.tar"}]},

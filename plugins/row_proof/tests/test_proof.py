@@ -167,9 +167,7 @@ SEPARATE: dict[str, Callable[[], Any]] = {
     "two towers": towers,
     "a recurrent tower": recurrent,
     "added, and side by side": lambda: columns(
-        JOIN,
-        node("Add", ["a", "b"], ["d"]),
-        node("Mul", ["x", "d"], ["y"]),
+        JOIN, node("Add", ["a", "b"], ["d"]), node("Mul", ["x", "d"], ["y"])
     ),
     "a vector": lambda: columns(
         learned("FeatureVectorizer", ["a", "b", "c"], ["x"], inputdimensions=[1, 1, 1]),

@@ -418,10 +418,7 @@ def test_the_first_value_comes_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        (
-            {"start": "no"},
-            "the model has no input 'no' .sequence.start.; it has x, ",
-        ),
+        ({"start": "no"}, "the model has no input 'no' .sequence.start.; it has x, "),
         (
             {"state": (StateConfig("no", "after"),)},
             "the model has no input 'no' .state.",

@@ -299,10 +299,7 @@ def collector() -> Iterator[Collector]:
 
 def test_spans_of_requests(tmp_path: Path, collector: Collector) -> None:
     models.affine(tmp_path / "affine.popef")
-    variables = {
-        **collector.variables,
-        "OTEL_BSP_SCHEDULE_DELAY": "50",
-    }
+    variables = {**collector.variables, "OTEL_BSP_SCHEDULE_DELAY": "50"}
     with ServedGateway(tmp_path, **variables) as served:
         served.wait_ready()
 

@@ -119,11 +119,7 @@ def test_several_inputs_and_a_version(popgate: Call, gateway: ServedGateway) -> 
     ],
 )
 def test_mistakes(
-    popgate: Call,
-    gateway: ServedGateway,
-    arguments: list[str],
-    code: int,
-    text: str,
+    popgate: Call, gateway: ServedGateway, arguments: list[str], code: int, text: str
 ) -> None:
     done = popgate("infer", *arguments, "--url", gateway.url)
     assert text in done.err

@@ -261,11 +261,7 @@ def test_types_without_a_sample(table: Table, tmp_path: Path) -> None:
 def test_what_cannot_work_is_refused(popgate: Call, tmp_path: Path) -> None:
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import (
-        FunctionTransformer,
-        OneHotEncoder,
-        StandardScaler,
-    )
+    from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
     frame = pd.DataFrame({"a": ["x", "y"] * 4, "when": pd.to_datetime(["2020"] * 8)})
     kinds = [0, 1] * 4

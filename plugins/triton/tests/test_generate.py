@@ -100,10 +100,7 @@ def test_an_error_as_the_first_event_is_the_status(triton: ServedGateway) -> Non
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        (
-            {},
-            "between 2 and 3 but got 0 inputs for model 'mock_llm'",
-        ),
+        ({}, "between 2 and 3 but got 0 inputs for model 'mock_llm'"),
         ({"abc": 123}, "expected number of inputs between 2 and 3 but got 0"),
         ({"PROMPT": "hello"}, "expected number of inputs between 2 and 3 but got 1"),
         (

@@ -84,10 +84,7 @@ def test_writes_what_is_held(table: RegionTable, folder: Path) -> None:
     [
         (Extent("r", SIZE, 1), "Invalid offset for shared memory region: 'r'"),
         (Extent("r", 1 << 70, 0), "Invalid offset for shared memory region"),
-        (
-            Extent("r", 1, SIZE),
-            "Invalid offset \\+ byte size for shared memory region",
-        ),
+        (Extent("r", 1, SIZE), "Invalid offset \\+ byte size for shared memory region"),
         (Extent("r", 0, 1 << 70), "Invalid offset \\+ byte size"),
     ],
 )

@@ -11,11 +11,7 @@ import pytest
 
 from app.observe.tracing import Timeline
 from engine import Tensor
-from popgate_triton.traces import (
-    MAX_TENSOR_ELEMENTS,
-    TraceSettings,
-    TritonTracing,
-)
+from popgate_triton.traces import MAX_TENSOR_ELEMENTS, TraceSettings, TritonTracing
 
 ON = TraceSettings(("TIMESTAMPS",), rate=1)
 TIMES = Timeline(0, 1, 2, 3, 4, 5, 6)

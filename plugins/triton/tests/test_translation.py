@@ -122,10 +122,7 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
             "reshape of 'a' is impossible: [-1, -1] has more than one free dimension",
         ),
         ('input { name: "a" allow_ragged_batch: true }', "allow_ragged_batch"),
-        (
-            'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "n" }',
-            "batch_input",
-        ),
+        ('batch_input { kind: BATCH_ELEMENT_COUNT target_name: "n" }', "batch_input"),
         (
             (
                 'batch_output { target_name: "b" source_input: "a" '

@@ -584,11 +584,7 @@ def test_parameters_of_a_response_are_not_lost_in_silence(client: Any) -> None:
 
 @pytest.mark.parametrize("name", ["add_sub", "nothing", "bls_sync"])
 def test_business_logic(client: Any, name: str) -> None:
-    arrays = {
-        "MODEL_NAME": np.array([name], object),
-        "INPUT0": A,
-        "INPUT1": B,
-    }
+    arrays = {"MODEL_NAME": np.array([name], object), "INPUT0": A, "INPUT1": B}
     if name == "add_sub":
         found = infer(client, "bls_sync", **arrays)
         assert (found.as_numpy("OUTPUT0") == A + B).all()

@@ -25,11 +25,7 @@ from plugins.triton.tests.folders import (
     write_onnx,
 )
 from plugins.triton.tests.test_serving import write_ensemble, write_simple
-from popgate_admin.preview import (
-    ModelPreview,
-    RepositoryPreview,
-    preview_repository,
-)
+from popgate_admin.preview import ModelPreview, RepositoryPreview, preview_repository
 from popgate_onnx.compile_cache import OnnxCompileCache
 from tests.app.served import NOTHING_TAKEN, ServedGateway
 from tests.engine import models

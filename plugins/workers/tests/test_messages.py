@@ -16,12 +16,7 @@ from engine.tensor import DataDesc
 from engine.transport.channel import ChannelLayout
 from engine.transport.messages import encode
 from popef_io import DataType
-from popgate_workers.messages import (
-    TO_WORKER,
-    ModelChanged,
-    SharedEntry,
-    SharedModel,
-)
+from popgate_workers.messages import TO_WORKER, ModelChanged, SharedEntry, SharedModel
 
 
 def arrived(entry: SharedEntry) -> SharedEntry:

@@ -10,11 +10,7 @@ import pytest
 from app.errors import FailureReason, Outcome, Row
 from app.observe.metrics import MAX_BATCH_SIZES, MetricsRegistry, ModelMetrics
 from app.observe.token_metrics import TokenCounts
-from popgate_workers.shared_counters import (
-    MOST_DEVICES,
-    MOST_MODELS,
-    CounterSegment,
-)
+from popgate_workers.shared_counters import MOST_DEVICES, MOST_MODELS, CounterSegment
 
 
 def numbers(metrics: ModelMetrics) -> tuple[object, ...]:

@@ -53,10 +53,7 @@ def test_not_read(encoding: bytes) -> None:
         inflate(encoding, [DATA], 1 << 20)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"{}", PACKED[:-1], PACKED + b"x", b"\x1f\x8b"],
-)
+@pytest.mark.parametrize("body", [b"", b"{}", PACKED[:-1], PACKED + b"x", b"\x1f\x8b"])
 def test_damaged(body: bytes) -> None:
     with pytest.raises(MalformedBody):
         inflate(b"gzip", [body], 1 << 20)

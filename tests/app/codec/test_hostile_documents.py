@@ -223,35 +223,13 @@ LONG_HEADER = {b"inference-header-content-length": b"2000000"}
         ("FP32", {}, b"\x81\xc6\x00\x04\x00\x00", 400 * 1024, False),
         ("FP32", {}, b"\x81\xc6\x02\x00\x00\x00", 48 * MIB, True),
         ("FP32", {}, b"\x81\xc6\x02\x00\x00\x00", 80 * MIB, True),
-        (
-            "FP32",
-            FRAMED,
-            b"{",
-            MIB * 9,
-            False,
-        ),
-        (
-            "FP32",
-            LONG_HEADER,
-            b"{",
-            MIB * 9,
-            True,
-        ),
-        (
-            "BYTES",
-            FRAMED,
-            b"{",
-            MIB * 9,
-            True,
-        ),
+        ("FP32", FRAMED, b"{", MIB * 9, False),
+        ("FP32", LONG_HEADER, b"{", MIB * 9, True),
+        ("BYTES", FRAMED, b"{", MIB * 9, True),
     ],
 )
 def test_what_takes_long_is_known_before(
-    datatype: str,
-    headers: dict[bytes, bytes],
-    head: bytes,
-    size: int,
-    expected: bool,
+    datatype: str, headers: dict[bytes, bytes], head: bytes, size: int, expected: bool
 ) -> None:
     codec = ModelCodec(spec(datatype))
     body: Body = [head + bytes(size - len(head))]

@@ -38,18 +38,13 @@ def long_list(value: object) -> LongList:
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [(20_000,), (7, 3000), (3000, 7), (20_000, 1), (1, 20_000), (5, 7, 600)],
+    "shape", [(20_000,), (7, 3000), (3000, 7), (20_000, 1), (1, 20_000), (5, 7, 600)]
 )
 def test_a_long_list_is_what_a_parser_makes_of_it(shape: tuple[int, ...]) -> None:
     array = np.arange(np.prod(shape)).reshape(shape)
     for values in (array.tolist(), (array / 7).tolist(), array.astype(str).tolist()):
         found = long_list(values)
-        assert (found.count, found.depth, found.dims) == (
-            array.size,
-            len(shape),
-            shape,
-        )
+        assert (found.count, found.depth, found.dims) == (array.size, len(shape), shape)
         assert found.values() == values
         document = {"a": {"x": values}, "data": values, "b": ["]", 1]}
         text = json.dumps(document, indent=1 if array.size % 3 else None).encode()

@@ -7,11 +7,7 @@ import pytest
 
 from app.codec import Encoding, NanPolicy
 from app.codec.media import encoding_of, reply_to
-from app.errors import (
-    InvalidRequest,
-    MalformedBody,
-    NotAcceptable,
-)
+from app.errors import InvalidRequest, MalformedBody, NotAcceptable
 from tests.app.codec import samples
 
 JSON, MSGPACK, NPY, BINARY = (

@@ -165,8 +165,7 @@ def test_strings_that_are_no_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.1, "0.1"), (16777216.0, "16777216.0"), (1 / 3, "0.33333334")],
+    ("value", "text"), [(0.1, "0.1"), (16777216.0, "16777216.0"), (1 / 3, "0.33333334")]
 )
 def test_float32_in_the_fewest_digits(value: float, text: str) -> None:
     codec = samples.codec()

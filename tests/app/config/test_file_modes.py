@@ -20,10 +20,7 @@ BOTH = "its group and all users"
         (0o640, "its group can read it (mode 0640)"),
         (0o604, "all users can read it (mode 0604)"),
         (0o620, "its group can write it (mode 0620)"),
-        (
-            0o666,
-            f"{BOTH} can read it, and {BOTH} can write it (mode 0666)",
-        ),
+        (0o666, f"{BOTH} can read it, and {BOTH} can write it (mode 0666)"),
     ],
 )
 def test_who_can_open_a_file(tmp_path: Path, mode: int, text: str) -> None:

@@ -11,10 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.config.config_keys import ModelConfigError
-from app.config.model_config import (
-    ModelConfig,
-    parse_model_config,
-)
+from app.config.model_config import ModelConfig, parse_model_config
 from app.config.model_options import read_options
 from app.config.version_policy import VersionPolicy
 

@@ -110,8 +110,7 @@ def test_other_machines_may_not(client: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["x-forwarded-for", "forwarded", "via", "x-real-ip", "x-forwarded-proto"],
+    "name", ["x-forwarded-for", "forwarded", "via", "x-real-ip", "x-forwarded-proto"]
 )
 def test_a_proxy_may_not(name: str) -> None:
     assert refused({**LOCAL, name: "1.2.3.4"}, "127.0.0.1", None).status == 403

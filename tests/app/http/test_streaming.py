@@ -42,9 +42,7 @@ def fibonacci(folder: Path) -> None:
         "fibonacci",
         [numbers[name] for name in ("start", "a", "b", "step", "count")],
         [*(numbers[name] for name in ("value", "next", "sum")), more],
-        [
-            helper.make_tensor("one", TensorProto.INT64, [], [1]),
-        ],
+        [helper.make_tensor("one", TensorProto.INT64, [], [1])],
     )
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8

@@ -365,10 +365,7 @@ def test_files_that_become_what_is_none(
 
 @pytest.mark.parametrize("begins", [-90, 1])
 def test_what_does_not_count_replaces_nothing_that_does(
-    tmp_path: Path,
-    authority: trustme.CA,
-    caplog: pytest.LogCaptureFixture,
-    begins: int,
+    tmp_path: Path, authority: trustme.CA, caplog: pytest.LogCaptureFixture, begins: int
 ) -> None:
     path = tmp_path / "server.pem"
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.observe.exposition import (
-    Family,
-    escape_label,
-    render_families,
-    render_models,
-)
+from app.observe.exposition import Family, escape_label, render_families, render_models
 from app.observe.metrics import ModelMetrics
 from app.observe.token_metrics import TokenCounts
 from tests.app.observe.test_metrics import used_metrics

@@ -58,8 +58,7 @@ def record(text: str, *arguments: object) -> logging.LogRecord:
 
 
 def test_nobody_waits_for_a_log_that_is_not_read(
-    made: Made,
-    monkeypatch: pytest.MonkeyPatch,
+    made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_writer, "MOST_WAITING", 3)
     monkeypatch.setattr(log_writer, "PATIENCE", 0.01)
@@ -116,8 +115,7 @@ def test_lines_are_gathered_behind_the_first(
 
 
 def test_no_line_is_torn_that_others_write_beside(
-    made: Made,
-    monkeypatch: pytest.MonkeyPatch,
+    made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several processes write to one pipe, which takes `PIPE_BUF` bytes in one."""
     monkeypatch.setattr(log_writer, "GATHERED_FOR", 10 * WAIT)

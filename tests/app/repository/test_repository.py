@@ -278,9 +278,7 @@ def test_unloading_answers_what_is_in_flight(live: Path, served: ServedGateway) 
     assert answers == [200, 200, 200]
 
 
-def test_models_are_loaded_at_start_and_failures_do_not_stop_others(
-    root: Path,
-) -> None:
+def test_models_are_loaded_at_start_and_failures_do_not_stop_others(root: Path) -> None:
     add(root, "good")
     add(root, "half")
     (root / "half" / "2").mkdir()

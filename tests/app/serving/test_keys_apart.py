@@ -202,10 +202,7 @@ def test_shared_memory_belongs_to_the_key_that_registered_it(
         url = f"/v2/{path}"
         return served.client.post(url, json=document, headers={"x-api-key": holder})
 
-    place = {
-        "shared_memory_region": "r",
-        "shared_memory_byte_size": 4,
-    }
+    place = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
     tensor = {"name": "x", "datatype": "INT32", "shape": [1], "parameters": place}
     flags = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
     region = "systemsharedmemory/region/r"

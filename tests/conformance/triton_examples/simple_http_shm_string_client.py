@@ -52,9 +52,7 @@ def main() -> None:
     for index, name, expected in ((0, "OUTPUT0", in0 + in1), (1, "OUTPUT1", in0 - in1)):
         found = results.get_output(name)
         array = shm.get_contents_as_numpy(
-            regions[index],
-            utils.triton_to_np_dtype(found["datatype"]),
-            found["shape"],
+            regions[index], utils.triton_to_np_dtype(found["datatype"]), found["shape"]
         )
         if [int(x) for x in array[0]] != expected.tolist():
             sys.exit(f"shm infer error: incorrect {name}")

@@ -202,9 +202,7 @@ def test_no_shared_memory_has_a_name_and_no_descriptor_is_left(tmp_path: Path) -
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_an_unknown_message_is_answered_with_a_named_error(
-    own_device: Device,
-) -> None:
+def test_an_unknown_message_is_answered_with_a_named_error(own_device: Device) -> None:
     from engine import EngineBug
 
     with pytest.raises(EngineBug, match="Invalid value 'Done'"):

@@ -7,16 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine import (
-    Device,
-    DeviceLost,
-    ExecutionFailed,
-    ModelRunner,
-    ModelRunnerConfig,
-)
-from engine.run_failures import (
-    MOST,
-)
+from engine import Device, DeviceLost, ExecutionFailed, ModelRunner, ModelRunnerConfig
+from engine.run_failures import MOST
 from tests.engine import models
 
 

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine import (
-    Device,
-    ModelRunner,
-    ModelRunnerConfig,
-    Tensor,
-)
+from engine import Device, ModelRunner, ModelRunnerConfig, Tensor
 from tests.engine import models
 from tests.support import FOR_EVER, WAIT, until
 

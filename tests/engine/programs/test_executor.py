@@ -171,10 +171,7 @@ def test_a_graph_without_inputs_runs() -> None:
 
 def test_two_outputs_reach_their_streams() -> None:
     split = graph(
-        [
-            helper.make_node("Neg", ["x"], ["y"]),
-            helper.make_node("Abs", ["x"], ["z"]),
-        ],
+        [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["z"])],
         [value("x", FLOAT, ["N"])],
         [value("y", FLOAT, ["N"]), value("z", FLOAT, ["N"])],
     )

@@ -38,8 +38,7 @@ def affine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def on_one(device: Device, count: int) -> ModelRunnerConfig:
     return ModelRunnerConfig(
-        replication_factor=count,
-        replica_to_device=dict.fromkeys(range(count), device),
+        replication_factor=count, replica_to_device=dict.fromkeys(range(count), device)
     )
 
 

@@ -30,13 +30,7 @@ from engine.model.ragged import OPTION_RAGGED, OPTION_RAGGED_REASON, ShownLength
 from engine.worker.ragged import WINDOW
 from popef_io import Option
 from tests.engine import models
-from tests.engine.onnx_models import (
-    FLOAT,
-    INT64,
-    floats,
-    node,
-    onnx_model,
-)
+from tests.engine.onnx_models import FLOAT, INT64, floats, node, onnx_model
 from tests.engine.onnx_models import value as tensor
 from tests.support import occupied, until
 
@@ -298,9 +292,7 @@ def test_levels_go_first_and_share_batches(
         with occupied(slow):
             requests = [
                 runner.submit(
-                    tensors(each),
-                    priority=level,
-                    on_done=lambda r: ended.append(id(r)),
+                    tensors(each), priority=level, on_done=lambda r: ended.append(id(r))
                 )
                 for each, level in zip(given, levels, strict=True)
             ]

@@ -266,10 +266,7 @@ def test_requests_that_are_given_up_leave_no_gap(
     path = models.affine(tmp_path / "m.popef", batch_size=4)
     for drops in (False, True):
         config = on(
-            shared_device,
-            batching_dim=0,
-            timeout_ns=0,
-            flush_on_waiting_outputs=drops,
+            shared_device, batching_dim=0, timeout_ns=0, flush_on_waiting_outputs=drops
         )
         with ModelRunner(path, config) as runner:
             kept = runner.execute_async({"input": numbers(2, 4)})

@@ -226,9 +226,7 @@ def announce(replica: Written, *requests: tuple[int, int]) -> None:
     replica.client.pending += len(requests)
 
 
-def test_other_shapes_do_not_wait_for_the_delay_of_those_before(
-    mixed: Written,
-) -> None:
+def test_other_shapes_do_not_wait_for_the_delay_of_those_before(mixed: Written) -> None:
     announce(mixed, (101, 2), (102, 2))
     assert mixed.replica.due_ns(500) == 101 + DELAY
     announce(mixed, (103, 3))

@@ -20,10 +20,7 @@ def dump(
     ] = False,
     everything: Annotated[
         bool,
-        typer.Option(
-            "--all",
-            help="Show everything: options, all anchors, checksums.",
-        ),
+        typer.Option("--all", help="Show everything: options, all anchors, checksums."),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     verify: Annotated[

@@ -15,14 +15,7 @@ from urllib.parse import quote
 import numpy as np
 import orjson
 
-from popgate_client.encodings import (
-    Encoding,
-    Outputs,
-    Parts,
-    decode,
-    loads,
-    size_of,
-)
+from popgate_client.encodings import Encoding, Outputs, Parts, decode, loads, size_of
 from popgate_client.errors import (
     ClientError,
     ConnectionFailed,
@@ -35,13 +28,7 @@ from popgate_client.errors import (
 from popgate_client.http1 import Answer
 from popgate_client.known_model import KnownModel, prepared
 from popgate_client.refusals import answer_error
-from popgate_client.steps import (
-    CallOptions,
-    Options,
-    Pause,
-    RoundTrip,
-    Steps,
-)
+from popgate_client.steps import CallOptions, Options, Pause, RoundTrip, Steps
 
 BINARY_EXTENSION = "binary_tensor_data"
 FIRST_PAUSE = 0.05  # seconds before a second attempt, unless the server names a time

@@ -80,10 +80,7 @@ class KnownModel:
         return {next(iter(self._inputs)): value}
 
     def request(
-        self,
-        inputs: Mapping[str, Any],
-        options: CallOptions,
-        limit: float | None,
+        self, inputs: Mapping[str, Any], options: CallOptions, limit: float | None
     ) -> tuple[Prepared, Parts]:
         """Return the request to send. The part before the tensors is prepared once for
         each combination of shapes.

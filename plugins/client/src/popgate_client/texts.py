@@ -70,12 +70,7 @@ def rerank(
 
 
 def classify(
-    core: Core,
-    model: str,
-    texts: str | Many[str],
-    timeout: float | None,
-    *,
-    raw: bool,
+    core: Core, model: str, texts: str | Many[str], timeout: float | None, *, raw: bool
 ) -> Steps[Any]:
     """Return the classes of each string, the best first; one list for a
     single string.

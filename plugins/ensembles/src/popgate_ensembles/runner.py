@@ -26,13 +26,7 @@ from app.serving.table import ModelEntry, ModelTable, infer_path
 from app.serving.tensor_fit import checked_rows
 from app.serving.timeout_policy import MAX_TIMEOUT, TimeoutPolicy
 from app.spec import ModelSpec
-from engine import (
-    Cancelled,
-    Device,
-    EngineError,
-    RunnerClosed,
-    Tensor,
-)
+from engine import Cancelled, Device, EngineError, RunnerClosed, Tensor
 from popgate_ensembles.graph import EnsembleGraph, StepPlan
 from popgate_ensembles.shapes import given, reshaped, with_rank
 

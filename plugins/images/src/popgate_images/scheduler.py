@@ -37,10 +37,7 @@ class PictureRun(Pending):
     """A request: its pictures are decoded, then the model runs."""
 
     def __init__(
-        self,
-        request: InferRequest,
-        deadline: float,
-        on_done: Callable[[Any], None],
+        self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
     ) -> None:
         super().__init__(request.inputs, deadline, on_done, request.priority)
         self.decoding: asyncio.Future[Tensor] | None = None

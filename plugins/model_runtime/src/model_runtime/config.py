@@ -18,12 +18,7 @@ from model_runtime.device_wait import DeviceWaitConfig
 from model_runtime.devices import Device
 from model_runtime.durations import MAX, Nanoseconds, delta, nanoseconds
 from model_runtime.members import Member, Options
-from model_runtime.memory import (
-    InputMemoryView,
-    OutputMemoryView,
-    arrays_of,
-    mapping,
-)
+from model_runtime.memory import InputMemoryView, OutputMemoryView, arrays_of, mapping
 from popef.errors import WrongType
 from popef.taking import Text, expected, got, truth
 from popef_io import Model, TensorType

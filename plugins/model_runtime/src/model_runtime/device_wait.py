@@ -76,9 +76,7 @@ class DeviceWaitConfig(Options):
     def to_engine(self) -> engine.DeviceWaitConfig:
         """Return the engine's configuration (an addition of PopGate)."""
         return engine.DeviceWaitConfig(
-            self.strategy,
-            self.timeout.total_seconds(),
-            self.sleepTime.total_seconds(),
+            self.strategy, self.timeout.total_seconds(), self.sleepTime.total_seconds()
         )
 
     def __repr__(self) -> str:

@@ -70,10 +70,7 @@ class ModelRunner(NotPickled):
     ) -> OutputMemory: ...
     @overload
     def execute(
-        self,
-        input_data: Inputs,
-        output_data: Outputs,
-        replica_id: SupportsIndex = 0,
+        self, input_data: Inputs, output_data: Outputs, replica_id: SupportsIndex = 0
     ) -> None: ...
 
     def execute(
@@ -110,10 +107,7 @@ class ModelRunner(NotPickled):
     ) -> OutputFutureMemory: ...
     @overload
     def executeAsync(
-        self,
-        input_data: Inputs,
-        output_data: Outputs,
-        replica_id: SupportsIndex = 0,
+        self, input_data: Inputs, output_data: Outputs, replica_id: SupportsIndex = 0
     ) -> OutputFutureMemoryView: ...
 
     def executeAsync(

@@ -94,18 +94,14 @@ class Factories(Generic[Policy]):
         )
 
     def predProgramNotAssigned(
-        self,
-        accept_policy: Policy | None = None,
-        reject_policy: Policy | None = None,
+        self, accept_policy: Policy | None = None, reject_policy: Policy | None = None
     ) -> Predicate[Policy]:
         """Accept the anchors that belong to no program."""
         policies = self._policies(accept_policy, reject_policy)
         return _face(popgate_sessions.not_assigned(*policies))
 
     def predNonScalarType(
-        self,
-        accept_policy: Policy | None = None,
-        reject_policy: Policy | None = None,
+        self, accept_policy: Policy | None = None, reject_policy: Policy | None = None
     ) -> Predicate[Policy]:
         """Accept the anchors that are not scalars."""
         policies = self._policies(accept_policy, reject_policy)

@@ -85,9 +85,7 @@ def _wait(given: DeviceWaitConfig) -> DeviceWaitConfig:
     return copy.copy(expected(given, DeviceWaitConfig))
 
 
-def _predicate(
-    given: PopefDataUsagePredicate | None,
-) -> PopefDataUsagePredicate | None:
+def _predicate(given: PopefDataUsagePredicate | None) -> PopefDataUsagePredicate | None:
     return optional_callback("predicate", given)
 
 

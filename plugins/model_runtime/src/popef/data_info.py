@@ -97,10 +97,7 @@ class FeedDataInfo(_DataInfo):
     def to_io(self) -> popef_io.FeedDataInfo:
         """Return the value of `popef_io` (an addition of PopGate)."""
         return popef_io.FeedDataInfo(
-            self._name,
-            self._tensor_info.to_io(),
-            self._num_tensors,
-            self._executable,
+            self._name, self._tensor_info.to_io(), self._num_tensors, self._executable
         )
 
     def __repr__(self) -> str:

@@ -55,10 +55,7 @@ class DeviceSession:
         )
         self._options = self._executor.new_options()
         self._streams = HostStreams(
-            sock,
-            model.metadata.anchors,
-            ModelData(model, {}),
-            told.look_ahead,
+            sock, model.metadata.anchors, ModelData(model, {}), told.look_ahead
         )
         self._name = model.metadata.executable
 

@@ -18,12 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.errors import (
-    AnchorsNotConnected,
-    Cancelled,
-    EngineBug,
-    InvalidModel,
-)
+from engine.errors import AnchorsNotConnected, Cancelled, EngineBug, InvalidModel
 from engine.programs.model_data import ModelData
 from engine.tensor import Array
 from engine.transport.messages import close_all, send

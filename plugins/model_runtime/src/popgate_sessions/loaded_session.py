@@ -10,12 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from engine.devices.device import Device
 from engine.devices.device_state import DeviceState
-from engine.errors import (
-    DeviceClosed,
-    DeviceLost,
-    EngineError,
-    SessionClosed,
-)
+from engine.errors import DeviceClosed, DeviceLost, EngineError, SessionClosed
 from engine.model.model_file import handed_over
 from engine.transport.device_messages import OpenSession
 from engine.transport.messages import encode
@@ -202,9 +197,7 @@ class LoadedSession:
             self.run(programs, time.monotonic() + SAVE_TIMEOUT)
         except Exception as error:
             logger.warning(
-                "%r was unloaded, but its save programs did not run: %s",
-                self,
-                error,
+                "%r was unloaded, but its save programs did not run: %s", self, error
             )
         finally:
             self.is_stopped = was_stopped  # it is unloaded, even if the link failed

@@ -17,12 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
-from engine.errors import (
-    DeadlineExceeded,
-    EngineBug,
-    EngineError,
-    ExecutionFailed,
-)
+from engine.errors import DeadlineExceeded, EngineBug, EngineError, ExecutionFailed
 from engine.transport import control
 from engine.transport.device_messages import (
     Done,

@@ -6,15 +6,7 @@ import numpy as np
 import pytest
 
 from engine import UnknownAnchor
-from engine.programs import (
-    Copy,
-    Executable,
-    Node,
-    Repeat,
-    Steps,
-    StreamIn,
-    StreamOut,
-)
+from engine.programs import Copy, Executable, Node, Repeat, Steps, StreamIn, StreamOut
 from popef_io import DataType, Metadata, TensorInfo
 from popgate_sessions import LocalSession
 

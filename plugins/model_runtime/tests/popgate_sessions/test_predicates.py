@@ -63,19 +63,13 @@ def accepted(
         (non_scalar(USER, EMPTY), ["weights", "x", "both", "free", "unknown"]),
         (
             and_bind(
-                USER,
-                EMPTY,
-                used_by_main(FLOW, USER, EMPTY),
-                non_scalar(USER, EMPTY),
+                USER, EMPTY, used_by_main(FLOW, USER, EMPTY), non_scalar(USER, EMPTY)
             ),
             ["x"],
         ),
         (
             or_bind(
-                USER,
-                EMPTY,
-                used_by_main(FLOW, USER, EMPTY),
-                not_assigned(USER, EMPTY),
+                USER, EMPTY, used_by_main(FLOW, USER, EMPTY), not_assigned(USER, EMPTY)
             ),
             ["x", "free", "scalar"],
         ),

@@ -277,8 +277,7 @@ def test_zero_reads_each_iteration_after_the_results_of_the_last(
         events: list[str] = []
         for number in range(6):
             queues.input_queue("index").enqueue(
-                np.full(2, number, np.int64),
-                partial(events.append, f"read {number}"),
+                np.full(2, number, np.int64), partial(events.append, f"read {number}")
             )
             queues.output_queue("output").enqueue(
                 np.empty((2, 2), np.float32),

@@ -209,10 +209,7 @@ def test_options_out_of_range_are_refused(changes: dict[str, Any]) -> None:
 def test_shapes_that_the_file_leaves_out_are_completed(tmp_path: Path) -> None:
     outputs = [helper.make_empty_tensor_value_info(n) for n in ("row", "sum")]
     model = onnx_model(
-        [
-            node("Neg", ["x"], ["row"]),
-            node("ReduceSum", ["x"], ["sum"], keepdims=0),
-        ],
+        [node("Neg", ["x"], ["row"]), node("ReduceSum", ["x"], ["sum"], keepdims=0)],
         [X],
         outputs,
     )

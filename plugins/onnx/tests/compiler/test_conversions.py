@@ -16,14 +16,7 @@ from engine import describe_model
 from engine.errors import InvalidModel
 from popef_io import Option, load_model
 from popgate_onnx.compiler import CompileOptions, compile_fused, compile_model
-from tests.engine.onnx_models import (
-    FLOAT,
-    INT64,
-    Compiled,
-    node,
-    onnx_model,
-    value,
-)
+from tests.engine.onnx_models import FLOAT, INT64, Compiled, node, onnx_model, value
 
 ML = {"ai.onnx.ml": 1}
 X = value("x", FLOAT, ["N", 4])
@@ -55,10 +48,7 @@ def classifier(kind: str) -> onnx.ModelProto:
             node("ZipMap", ["p"], ["probability"], domain="ai.onnx.ml", **classes),
         ],
         [X],
-        [
-            value("label", key, [None]),
-            helper.make_value_info("probability", rows),
-        ],
+        [value("label", key, [None]), helper.make_value_info("probability", rows)],
         domains=ML,
     )
 

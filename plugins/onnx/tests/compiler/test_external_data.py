@@ -168,10 +168,7 @@ def test_all_types_of_weights(tmp_path: Path) -> None:
         table = (np.arange(4096) % 2).astype(kind)
         wanted = TensorProto.INT64
         model = onnx_model(
-            [
-                node("Gather", ["w", "x"], ["g"]),
-                node("Cast", ["g"], ["y"], to=wanted),
-            ],
+            [node("Gather", ["w", "x"], ["g"]), node("Cast", ["g"], ["y"], to=wanted)],
             [value("x", wanted, ["N"])],
             [value("y", wanted, ["N"])],
             {"w": table},

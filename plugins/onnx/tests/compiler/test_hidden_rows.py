@@ -17,16 +17,7 @@ from onnx import TensorProto, helper
 from popgate_onnx.compiler import CompileOptions, compile_model
 from popgate_onnx.compiler.rows.exposure import exposed, has_inside
 from popgate_onnx.compiler.rows.known_values import known_values
-from tests.engine.onnx_models import (
-    FLOAT,
-    INT64,
-    X,
-    Y,
-    mlp,
-    node,
-    onnx_model,
-    value,
-)
+from tests.engine.onnx_models import FLOAT, INT64, X, Y, mlp, node, onnx_model, value
 
 BOOL = TensorProto.BOOL
 ROWS = ["N", 8]

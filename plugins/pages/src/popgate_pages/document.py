@@ -28,12 +28,7 @@ from app.api.examples import (
 )
 from app.api.plugin_routes import PluginRoutes
 from app.api.request_bodies import REQUEST_BODIES
-from app.api.schemas import (
-    REFERENCE,
-    ErrorBody,
-    InferenceRequest,
-    error_response,
-)
+from app.api.schemas import REFERENCE, ErrorBody, InferenceRequest, error_response
 from app.config.restrictions import group_of
 from app.repository.records import LoadedModel
 from app.spec import ModelSpec, TensorSpec, notation
@@ -331,11 +326,7 @@ def _example_response(spec: ModelSpec) -> dict[str, Any]:
         | {"data": ["…"]}
         for t in spec.outputs
     ]
-    return {
-        "model_name": spec.name,
-        "model_version": spec.version,
-        "outputs": outputs,
-    }
+    return {"model_name": spec.name, "model_version": spec.version, "outputs": outputs}
 
 
 def _request_schema(spec: ModelSpec) -> dict[str, Any]:

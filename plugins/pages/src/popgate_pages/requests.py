@@ -17,12 +17,7 @@ from app.observe.journal import LAST, Answered, Failed, Journal
 from app.observe.log import last_lines
 from app.observe.log_writer import MOST_KEPT
 from popgate_pages.history import INTERVAL, History
-from popgate_pages.schemas import (
-    HistoryColumns,
-    LogLines,
-    RequestList,
-    RequestRecord,
-)
+from popgate_pages.schemas import HistoryColumns, LogLines, RequestList, RequestRecord
 
 #: The most requests of each kind that one answer has.
 MOST_LISTED = 200
@@ -99,9 +94,7 @@ async def list_requests(
     )
 
 
-async def log(
-    limit: Annotated[int, Query(ge=1, le=MOST_KEPT)] = 200,
-) -> LogLines:
+async def log(limit: Annotated[int, Query(ge=1, le=MOST_KEPT)] = 200) -> LogLines:
     """Return the last lines of the log, unchanged, the oldest first.
 
     They come from the process that manages the models; other HTTP workers log to

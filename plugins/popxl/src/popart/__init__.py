@@ -28,12 +28,7 @@ from popart.enums import (
 )
 from popart.logs import Logger, getLogger
 from popart.session_options import SessionOptions
-from popart.sessions import (
-    AnchorReturnType,
-    DataFlow,
-    InferenceSession,
-    PyStepIO,
-)
+from popart.sessions import AnchorReturnType, DataFlow, InferenceSession, PyStepIO
 from popart.variable_settings import VariableSettings
 from popir import DeviceError, IrError, RunError, ValueOutOfRange
 

@@ -88,14 +88,8 @@ class DeviceInfo:
             raise DeviceError("An offline device cannot be attached")
         if self.is_on_pool:
             # Import the engine only when a device is needed, because that takes time.
-            from engine import (
-                DeviceManager as Pool,
-            )
-            from engine import (
-                DeviceWaitConfig,
-                DeviceWaitTimeout,
-                NoDeviceAvailable,
-            )
+            from engine import DeviceManager as Pool
+            from engine import DeviceWaitConfig, DeviceWaitTimeout, NoDeviceAvailable
 
             config = DeviceWaitConfig.with_timeout(self._wait, _PAUSE)
             try:

@@ -67,10 +67,7 @@ def from_total(what: Kind, total: Array, count: int, rank: int) -> Array:
 
 
 def reduced(
-    op: str,
-    values: Sequence[Array],
-    out: Array | None = None,
-    pool: ThreadPool = ALONE,
+    op: str, values: Sequence[Array], out: Array | None = None, pool: ThreadPool = ALONE
 ) -> Array:
     """Return `values` reduced; `mul` is the mean, as in the original.
 

@@ -96,10 +96,7 @@ def _pow(b: Builder, node: Node, dy: Value) -> Passed:
     x, e = _inputs(node)
     is_zero = b.compare("Equal", x, 0)
     log = b.map("Log", b.where(is_zero, 1, x))
-    return [
-        (x, dy * e * b.zip("Pow", x, e - 1.0)),
-        (e, dy * node.outputs[0] * log),
-    ]
+    return [(x, dy * e * b.zip("Pow", x, e - 1.0)), (e, dy * node.outputs[0] * log)]
 
 
 def _where(b: Builder, node: Node, dy: Value) -> Passed:

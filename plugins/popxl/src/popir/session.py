@@ -317,11 +317,7 @@ class ProgramSession:
 
 
 def _compiled(
-    ir: Ir,
-    tell: Tell,
-    cache: ProgramCache | None,
-    around: object,
-    **options: Any,
+    ir: Ir, tell: Tell, cache: ProgramCache | None, around: object, **options: Any
 ) -> Program:
     """Return the program of the cache, or compile it."""
     # Import here: only lowering needs onnx and the engine.

@@ -63,12 +63,7 @@ from popxl.random_seed import create_seeds
 from popxl.remote_buffer import RemoteBuffer, remote_buffer, replica_sharded_buffer
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.session import Session
-from popxl.streams import (
-    DeviceToHostStream,
-    HostToDeviceStream,
-    d2h_stream,
-    h2d_stream,
-)
+from popxl.streams import DeviceToHostStream, HostToDeviceStream, d2h_stream, h2d_stream
 from popxl.tensor import (
     Tensor,
     TensorByRef,

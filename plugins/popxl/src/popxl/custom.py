@@ -13,16 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 import popir
-from popir import (
-    RECORDS,
-    Builder,
-    Grad,
-    GradRule,
-    OpCall,
-    Record,
-    Value,
-    has_gradient,
-)
+from popir import RECORDS, Builder, Grad, GradRule, OpCall, Record, Value, has_gradient
 from popxl.dtypes import dtype
 from popxl.ops.utils import emit
 from popxl.tensor import Tensor

@@ -34,10 +34,7 @@ class Session:
     """
 
     def __init__(
-        self,
-        ir: Ir,
-        device_desc: Any = "cpu",
-        weights_to_host_on_exit: bool = True,
+        self, ir: Ir, device_desc: Any = "cpu", weights_to_host_on_exit: bool = True
     ) -> None:
         device = device_desc
         if not isinstance(device, popart.DeviceInfo):

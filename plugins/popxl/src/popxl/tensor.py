@@ -701,14 +701,7 @@ def replica_sharded_variable(
     type_ = as_dtype(array.dtype)
     buffer = replica_sharded_buffer(array.shape, type_, replica_grouping, shard_over)
     handle = remote_replica_sharded_variable(
-        array,
-        buffer,
-        0,
-        type_,
-        name,
-        False,
-        replica_grouping,
-        retrieval_mode,
+        array, buffer, 0, type_, name, False, replica_grouping, retrieval_mode
     )
     shard = _op("load_shard", buffer, f"{handle.name}_rts")
     return handle, shard

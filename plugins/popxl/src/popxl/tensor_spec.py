@@ -13,10 +13,7 @@ class TensorSpec(Mapping[str, Any]):
     """Shape, type and meta shape of a tensor."""
 
     def __init__(
-        self,
-        shape: Iterable[int],
-        dtype: dtype,
-        meta_shape: Iterable[int] | None = (),
+        self, shape: Iterable[int], dtype: dtype, meta_shape: Iterable[int] | None = ()
     ) -> None:
         self._entries: dict[str, Any] = {
             "shape": tuple(shape),

@@ -180,9 +180,7 @@ for _name in ("sum", "max", "min"):
         (3, 2),
     )
 case(
-    "onehot",
-    lambda v: ops.onehot(index(1, 0), popxl.constant(np.int32(3)), v, 0),
-    (2,),
+    "onehot", lambda v: ops.onehot(index(1, 0), popxl.constant(np.int32(3)), v, 0), (2,)
 )
 _start = np.array([1], np.uint32)
 case(
@@ -201,13 +199,7 @@ case("softmax of two axes", lambda t: ops.softmax(t, 1), (2, 3, 2))
 case("group_norm", lambda t, w, b: ops.group_norm(t, w, b, 2), (2, 4, 3), (4,), (4,))
 case("layer_norm", ops.layer_norm, (3, 5), (5,), (5,))
 case(
-    "batch_norm_inference",
-    ops.batch_norm_inference,
-    (2, 3, 2),
-    (3,),
-    (3,),
-    (3,),
-    (3,),
+    "batch_norm_inference", ops.batch_norm_inference, (2, 3, 2), (3,), (3,), (3,), (3,)
 )
 case("conv", ops.conv, (2, 3, 5, 4), (2, 3, 3, 2))
 case(

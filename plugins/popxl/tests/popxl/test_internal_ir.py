@@ -237,12 +237,7 @@ ROWS: list[Row] = [
         lambda: ops.remote_code_load(_empty(popxl.gir()), "executable"),
         (),
     ),
-    (
-        "exchange.RemoteLoadOp",
-        "RemoteLoad",
-        lambda: ops.remote_load(_rows(), 0),
-        (),
-    ),
+    ("exchange.RemoteLoadOp", "RemoteLoad", lambda: ops.remote_load(_rows(), 0), ()),
     (
         "exchange.RemoteLoadInplaceOp",
         "RemoteLoadInplace",
@@ -290,12 +285,7 @@ ROWS: list[Row] = [
     ),
     ("ScaledAddOp", "ScaledAdd", ops.scaled_add, (X, X)),
     ("ScaledAddLhsInplaceOp", "ScaledAddLhsInplace", ops.scaled_add_, (X, X)),
-    (
-        "ScatterOp",
-        "Scatter",
-        ops.scatter,
-        (X, np.zeros((4, 4), np.int32), X),
-    ),
+    ("ScatterOp", "Scatter", ops.scatter, (X, np.zeros((4, 4), np.int32), X)),
     (
         "ScatterReduceOp",
         "ScatterReduce",

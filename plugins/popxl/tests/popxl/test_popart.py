@@ -133,9 +133,7 @@ def test_compiling_can_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_log_lines_that_programs_count(
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     ir = popxl.Ir()
     with ir.main_graph:

@@ -6,11 +6,7 @@ interpreter of the author borrows it. It may import `popef_io` and the modules o
 `engine`.
 """
 
-from popgate_python_interface.interface import (
-    PythonInterface,
-    PythonTensor,
-    find_model,
-)
+from popgate_python_interface.interface import PythonInterface, PythonTensor, find_model
 from popgate_python_interface.model import (
     GRAPH,
     CalledModels,

@@ -23,17 +23,8 @@ from app.serving.stateful import StatefulScheduler
 from app.serving.table import ModelEntry, ModelTable, infer_path
 from app.serving.tensor_fit import checked_rows
 from app.serving.timeout_policy import MAX_TIMEOUT, TimeoutPolicy
-from engine import (
-    EngineError,
-    ExecutionFailed,
-    InvalidInput,
-    Refused,
-    Tensor,
-)
-from popgate_python_messages.call_messages import (
-    CallAnswer,
-    ModelCall,
-)
+from engine import EngineError, ExecutionFailed, InvalidInput, Refused, Tensor
+from popgate_python_messages.call_messages import CallAnswer, ModelCall
 from popgate_python_models.called_inputs import called_inputs
 from popgate_python_models.parent_requests import owner_in
 

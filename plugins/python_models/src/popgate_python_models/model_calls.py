@@ -21,11 +21,7 @@ from app.observe.metrics import ModelMetrics
 from app.serving.calls.parent_request import ClientRequest, ParentRequest, RemoteParents
 from app.serving.feeders import Feeder
 from app.serving.table import ModelTable, infer_path
-from engine import (
-    Cancelled,
-    EngineError,
-    Tensor,
-)
+from engine import Cancelled, EngineError, Tensor
 from popgate_python_messages.call_messages import (
     CallAnswer,
     CallGivenUp,

@@ -13,9 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from app.observe.exposition import family_head, format_labels
-from popgate_python_messages.call_messages import (
-    MetricTold,
-)
+from popgate_python_messages.call_messages import MetricTold
 
 logger = logging.getLogger("app.observe.own_metrics")
 

@@ -121,12 +121,7 @@ class Responses:
         self._call, self._loop = call, loop
         self._open: dict[int, tuple[Any, int]] = {}
 
-    def step(
-        self,
-        step: Array,
-        feed: Mapping[str, Array],
-        options: RunOptions,
-    ) -> Any:
+    def step(self, step: Array, feed: Mapping[str, Array], options: RunOptions) -> Any:
         """Return the next response of a request, or NOTHING.
 
         `step` and `feed` follow STEP of engine/programs/python_tensors.py. Raises the

@@ -55,11 +55,7 @@ def describe(given: PythonTold, fds: Sequence[int]) -> Described:
 
 
 def executor(
-    model: Model,
-    given: PythonTold,
-    threads: int,
-    fds: Sequence[int],
-    running: Running,
+    model: Model, given: PythonTold, threads: int, fds: Sequence[int], running: Running
 ) -> Executor:
     """Return the executor of a Python model, as described in a load message.
 
@@ -70,10 +66,7 @@ def executor(
     check_installed(given.requirements)
     file = Path(given.file)
     run = PresentRun()
-    about: dict[str, Any] = {
-        "run": run,
-        "rows_now": lambda: _rows(running()),
-    }
+    about: dict[str, Any] = {"run": run, "rows_now": lambda: _rows(running())}
     with ExitStack() as ends:
         if given.calls:
             sock = socket.socket(fileno=os.dup(fds[-1]))

@@ -10,11 +10,7 @@ import pytest
 
 from engine import InvalidModel
 from popef_io import DataType
-from popgate_python_interface.interface import (
-    PythonInterface,
-    find_model,
-    parse_tensor,
-)
+from popgate_python_interface.interface import PythonInterface, find_model, parse_tensor
 from popgate_python_interface.model import Model
 
 
@@ -74,10 +70,7 @@ def test_a_function_with_several_outputs() -> None:
         raise NotImplementedError
 
     # Hints of a function inside another cannot be looked up by name.
-    predict.__annotations__ = {
-        "x": Annotated[np.ndarray, "FP32[-1]"],
-        "return": Answer,
-    }
+    predict.__annotations__ = {"x": Annotated[np.ndarray, "FP32[-1]"], "return": Answer}
     Answer.__annotations__ = {
         "score": Annotated[np.ndarray, "FP32[-1]"],
         "label": Annotated[np.ndarray, "BYTES[-1]"],

@@ -14,12 +14,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from app.repository.model_sources import (
-    FetchOptions,
-    FetchStopped,
-    Looks,
-    RemoteError,
-)
+from app.repository.model_sources import FetchOptions, FetchStopped, Looks, RemoteError
 from app.sizes import counted, size_text
 from popgate_remote.download import Progress, download
 from popgate_remote.errors import SourceChanged

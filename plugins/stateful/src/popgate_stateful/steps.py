@@ -213,10 +213,7 @@ class StepScheduler(StatefulScheduler):
     def _submit(self, run: StepRun, on_done: Callable[[Submitted], None]) -> Submitted:
         """Submit a step. Raises the errors of the runner."""
         return self._runner.submit(
-            run.inputs,
-            deadline=run.deadline,
-            priority=run.priority,
-            on_done=on_done,
+            run.inputs, deadline=run.deadline, priority=run.priority, on_done=on_done
         )
 
     def _stepped(self, run: StepRun, inner: Submitted) -> None:

@@ -9,14 +9,7 @@ from typing import Any
 from app.repository.formats import FormatRunner
 from app.spec import ModelSpec
 from popgate_text.config import TextConfig
-from popgate_text.folder import (
-    TOKENS,
-    describe,
-    files_of,
-    pad_id,
-    root_of,
-    understand,
-)
+from popgate_text.folder import TOKENS, describe, files_of, pad_id, root_of, understand
 
 
 class TextFormat:

@@ -267,10 +267,7 @@ class TextScheduler:
     # -- from texts to rows
 
     def _encode(
-        self,
-        given: Tensor | None,
-        pair: Tensor | None,
-        options: TextOptions,
+        self, given: Tensor | None, pair: Tensor | None, options: TextOptions
     ) -> list[Encoded]:
         """Return the tokens of all texts. Raises `InvalidTensor`, `InvalidRequest`."""
         began = time.monotonic_ns()

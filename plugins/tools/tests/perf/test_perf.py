@@ -122,11 +122,7 @@ def test_given_inputs(popgate: Call, gateway: ServedGateway, encoding: str) -> N
         (["none"], 1, "unknown model: 'none'"),
         (["affine", "-c", "0"], 2, "--concurrency 0: expected numbers"),
         (["affine", "-r", "x"], 2, "--rate x: expected numbers"),
-        (
-            ["affine", "-r", "1", "--arrivals", "tidal"],
-            2,
-            "expected poisson",
-        ),
+        (["affine", "-r", "1", "--arrivals", "tidal"], 2, "expected poisson"),
         (["affine", "-i", "x=1"], 2, "no input 'x'; affine takes input"),
         (["affine", "-e", "xml"], 2, "expected one of json"),
         (["affine", "--json", "/none/x.json"], 2, "no such folder"),

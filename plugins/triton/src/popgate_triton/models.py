@@ -149,10 +149,7 @@ def _simple_sequence() -> ModelRecipe:
     return ModelRecipe(
         dict.fromkeys(("INPUT", "START", "READY"), ("INT32", ("N", 1))),
         {"OUTPUT": ("INT32", ("N", 1))},
-        [
-            ("Add", "INPUT START", "started", {}),
-            ("Mul", "started READY", "OUTPUT", {}),
-        ],
+        [("Add", "INPUT START", "started", {}), ("Mul", "started READY", "OUTPUT", {})],
         _BATCHED + _SEQUENCE,
     )
 
@@ -163,10 +160,7 @@ def _simple_dyna_sequence() -> ModelRecipe:
     """
     names = ("INPUT", "START", "READY", "END")
     return ModelRecipe(
-        {
-            **dict.fromkeys(names, ("INT32", ("N", 1))),
-            "CORRID": ("UINT64", ("N", 1)),
-        },
+        {**dict.fromkeys(names, ("INT32", ("N", 1))), "CORRID": ("UINT64", ("N", 1))},
         {"OUTPUT": ("INT32", ("N", 1))},
         [
             ("Cast", "CORRID", "id", _cast("INT32")),
@@ -183,10 +177,7 @@ def _simple_string_dyna_sequence() -> ModelRecipe:
     """Return the sum of a sequence's inputs; the last request adds the identifier."""
     names = ("INPUT", "END", "READY", "INPUT_STATE")
     return ModelRecipe(
-        {
-            **dict.fromkeys(names, ("INT32", ("N", 1))),
-            "CORRID": ("STRING", ("N", 1)),
-        },
+        {**dict.fromkeys(names, ("INT32", ("N", 1))), "CORRID": ("STRING", ("N", 1))},
         dict.fromkeys(("OUTPUT", "OUTPUT_STATE"), ("INT32", ("N", 1))),
         [
             ("Add", "INPUT INPUT_STATE", "OUTPUT_STATE", {}),

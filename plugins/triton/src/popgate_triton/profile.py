@@ -8,12 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from app.config.profiles import Profile
-from app.errors import (
-    ErrorStatuses,
-    InvalidShape,
-    UnknownModelRun,
-    VersionNotAvailable,
-)
+from app.errors import ErrorStatuses, InvalidShape, UnknownModelRun, VersionNotAvailable
 from popgate_triton import models
 from popgate_triton.trace_routes import UnknownModelTraced
 

@@ -74,8 +74,7 @@ class GenerateRequest(Body):
 
     id: str | None = None
     parameters: dict[str, Any] | None = Field(
-        default=None,
-        description="Parameters whose names are also names of inputs.",
+        default=None, description="Parameters whose names are also names of inputs."
     )
 
 

@@ -9,13 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
 
-from app.api.dependencies import (
-    MANAGEMENT,
-    GatewayOf,
-    Viewer,
-    ViewerOf,
-    read_object,
-)
+from app.api.dependencies import MANAGEMENT, GatewayOf, Viewer, ViewerOf, read_object
 from app.api.request_bodies import documented
 from app.api.schemas import error_response
 from app.codec.request_options import not_allowed
@@ -145,9 +139,7 @@ async def register_cuda(request: Request, region: RegionName) -> Response:
 
 
 @router.post(
-    f"{_CUDA}/unregister",
-    summary="Unregister all CUDA memory",
-    response_class=Response,
+    f"{_CUDA}/unregister", summary="Unregister all CUDA memory", response_class=Response
 )
 async def unregister_all_cuda() -> Response:
     """Do nothing: CUDA memory cannot be registered, and clients call this before they

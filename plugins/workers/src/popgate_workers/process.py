@@ -123,9 +123,7 @@ def _worker(
         counters,
         settings.limits,
         Keys(
-            settings.keys,
-            None if key is None else key.get_secret_value(),
-            shared=True,
+            settings.keys, None if key is None else key.get_secret_value(), shared=True
         ),
         control,
         journal,

@@ -25,12 +25,7 @@ from app.serving.keys import Keys
 from app.serving.runner import RequestScheduler
 from app.serving.table import ModelEntry, ModelTable
 from app.serving.timeout_policy import TimeoutPolicy
-from engine import (
-    ExecutionFailed,
-    JoinedRunner,
-    SharedMemory,
-    send_message,
-)
+from engine import ExecutionFailed, JoinedRunner, SharedMemory, send_message
 from popgate_workers.joined_devices import JoinedDevices
 from popgate_workers.messages import (
     MOST,

@@ -39,11 +39,7 @@ def test_an_idle_connection_is_closed() -> None:
 def test_a_head_has_so_long_in_all() -> None:
     clocks = Clocks(75.0, 0.0)
     seen = [(float(now), 0, REST_OF_HEAD, 1) for now in (0, 10, 11)]
-    assert looks(clocks, *seen) == [
-        Verdict.STAYS,
-        Verdict.STAYS,
-        Verdict.HEAD_TOO_SLOW,
-    ]
+    assert looks(clocks, *seen) == [Verdict.STAYS, Verdict.STAYS, Verdict.HEAD_TOO_SLOW]
     assert clocks.stalled == 11.0
     again = [(12.0, 0, REST_OF_HEAD, 2), (22.0, 0, REST_OF_HEAD, 2)]
     assert looks(clocks, *again) == [Verdict.STAYS, Verdict.STAYS]

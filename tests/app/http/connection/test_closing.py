@@ -101,8 +101,7 @@ def test_a_last_answer_is_waited_for_while_it_is_taken(
                 def looked(*patience: float) -> None:
                     assert server.app.loop is not None
                     asyncio.run_coroutine_threadsafe(
-                        look_after(*patience),
-                        server.app.loop,
+                        look_after(*patience), server.app.loop
                     ).result(WAIT)
 
                 looked(*look[1:])

@@ -24,10 +24,7 @@ def test_a_connection_is_counted_until_it_ends() -> None:
     counted.leave(connection)
     assert not connections
     again = CountedConnection(connection, "", connections, limit, Floods())
-    assert (again.entry, repr(again)) == (
-        Entry.FREE,
-        "<CountedConnection of ?, FREE>",
-    )
+    assert (again.entry, repr(again)) == (Entry.FREE, "<CountedConnection of ?, FREE>")
 
 
 def cost(was_idle: bool, is_tls: bool) -> float:

@@ -6,13 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from engine.errors import InvalidModel
-from engine.programs.executable import (
-    Executable,
-    Execute,
-    Steps,
-    StreamIn,
-    StreamOut,
-)
+from engine.programs.executable import Executable, Execute, Steps, StreamIn, StreamOut
 from engine.programs.onnx_session import OnnxSession, make_run_options
 from engine.programs.time_limit import TimeLimit
 from engine.tensor import Array

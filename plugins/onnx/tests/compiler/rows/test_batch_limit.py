@@ -14,15 +14,7 @@ from engine.model.batch_plan import plan_batches
 from popef_io import load_model
 from popgate_onnx.compiler import CompileOptions, compile_model
 from popgate_onnx.compiler.rows.batch_limit import rows_within
-from tests.engine.onnx_models import (
-    INT64,
-    X,
-    Y,
-    floats,
-    node,
-    onnx_model,
-    value,
-)
+from tests.engine.onnx_models import INT64, X, Y, floats, node, onnx_model, value
 
 WIDE = onnx_model(  # a row takes 1024 + 1024 elements in Relu, less elsewhere
     [

@@ -110,11 +110,7 @@ def flattened() -> Any:
         ],
         [value("x", FLOAT, ["N", 4, 8])],
         [value("y", FLOAT, ["N", 4, 5])],
-        {
-            "flat": np.array([-1, 8]),
-            "w": floats(8, 5),
-            "back": np.array([-1, 4, 5]),
-        },
+        {"flat": np.array([-1, 8]), "w": floats(8, 5), "back": np.array([-1, 4, 5])},
     )
 
 
@@ -464,10 +460,7 @@ COUPLED: dict[str, tuple[Callable[[], Any], str]] = {
     "a rare maximum": (lambda: threshold("ReduceMax", "Greater", 1e37), CHANGES),
     "a common maximum": (lambda: threshold("ReduceMax", "Greater", 2.5), "row"),
     "a rare minimum": (lambda: threshold("ReduceMin", "Less", -1e5), CHANGES),
-    "one exact maximum": (
-        lambda: threshold("ReduceMax", "Equal", 12345),
-        CHANGES,
-    ),
+    "one exact maximum": (lambda: threshold("ReduceMax", "Equal", 12345), CHANGES),
     "one exact count": (
         lambda: onnx_model(
             [

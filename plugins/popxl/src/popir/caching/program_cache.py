@@ -124,8 +124,7 @@ class ProgramCache:
             self.tell(level, f"Cache file hash did not match the IR hash: {path}")
             return None
         self.tell(
-            "DEBUG",
-            f"PopEF file inferred to have hash '{key}' has been found: {path}",
+            "DEBUG", f"PopEF file inferred to have hash '{key}' has been found: {path}"
         )
         if EXECUTABLE in blobs:
             content = bytes(blobs[EXECUTABLE].blob.payload())

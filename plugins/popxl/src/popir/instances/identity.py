@@ -20,10 +20,7 @@ IPUS = "POPDIST_NUM_IPUS_PER_REPLICA"
 MEMORY = "POPDIST_SHARED_MEMORY"
 LAUNCHER = "POPDIST_LAUNCHER"
 #: Variables of other launchers: the index and the number of processes.
-OTHERS = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-)
+OTHERS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
 
 
 @dataclass(frozen=True, slots=True)

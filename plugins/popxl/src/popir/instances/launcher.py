@@ -14,14 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Literal, TypeAlias
 
-from popir.instances.identity import (
-    COUNT,
-    INDEX,
-    IPUS,
-    LAUNCHER,
-    MEMORY,
-    REPLICAS,
-)
+from popir.instances.identity import COUNT, INDEX, IPUS, LAUNCHER, MEMORY, REPLICAS
 from popir.instances.shared_memory import InstanceMemory, create
 
 #: Seconds between two signals, in which instances can end.

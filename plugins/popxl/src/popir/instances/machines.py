@@ -164,9 +164,7 @@ class _Messages:
             time.sleep(_LONGEST)
 
     def swap(
-        self,
-        sent: Iterable[tuple[int, Array]],
-        received: Iterable[tuple[int, Array]],
+        self, sent: Iterable[tuple[int, Array]], received: Iterable[tuple[int, Array]]
     ) -> None:
         """Send bytes to instances and receive bytes from instances, all at once."""
         from mpi4py import MPI
@@ -286,8 +284,7 @@ class MachinesSpan(SharedSpan):
             own = [np.frombuffer(each, np.uint8) for each in notes.values()]
             far = self._far_notes
             self._swap(
-                lambda _: own,
-                lambda n: [far[places[i]] for i in self._by_machine[n]],
+                lambda _: own, lambda n: [far[places[i]] for i in self._by_machine[n]]
             )
         self._meet()
         for index, place in places.items():
@@ -368,9 +365,7 @@ class MachinesSpan(SharedSpan):
         ]
 
     def _swap(
-        self,
-        sent: Callable[[int], list[Array]],
-        received: Callable[[int], list[Array]],
+        self, sent: Callable[[int], list[Array]], received: Callable[[int], list[Array]]
     ) -> None:
         """Send the bytes `sent` to each other machine, and fill the arrays `received`
         from it.

@@ -187,11 +187,7 @@ def metadata_of(
         executable="popxl",
         anchors=tuple(anchors),
         program_flow=ProgramFlow(load=(LOAD,), main=(MAIN,)),
-        programs_map={
-            LOAD: "WeightsFromHost",
-            MAIN: "Program",
-            SAVE: "WeightsToHost",
-        },
+        programs_map={LOAD: "WeightsFromHost", MAIN: "Program", SAVE: "WeightsToHost"},
         device_iterations=transfers,
     )
 

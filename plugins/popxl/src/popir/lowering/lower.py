@@ -14,13 +14,7 @@ from popir.aliases import changed_inputs
 from popir.builder import Block, Builder, Value
 from popir.dtypes import to_carrier
 from popir.errors import IrError, NotYet
-from popir.exchanges import (
-    Exchange,
-    ExchangeStreams,
-    Part,
-    RemoteLoad,
-    RemoteStore,
-)
+from popir.exchanges import Exchange, ExchangeStreams, Part, RemoteLoad, RemoteStore
 from popir.grouping import Collective
 from popir.ir import Ir, IrGraph, IrTensor, Operator
 from popir.lowering.regions import Assignment, Branch, Loop, StepRegion

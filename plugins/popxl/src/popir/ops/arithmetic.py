@@ -10,14 +10,7 @@ import numpy as np
 from popir.builder import Builder, Value
 from popir.dtypes import BOOL, FLOAT16, FLOAT32
 from popir.errors import IrError
-from popir.ops.common import (
-    broadcast,
-    broadcast_shapes,
-    factor,
-    rule,
-    rules,
-    widened,
-)
+from popir.ops.common import broadcast, broadcast_shapes, factor, rule, rules, widened
 from popir.records import Grad, GradRule, OpCall, Record, Spec, makes, register
 
 _Partial = Callable[[Grad], Value]

@@ -17,12 +17,7 @@ from popir.dtypes import FLOAT16, FLOAT32, INT32, Array, DType
 from popir.errors import IrError
 from popir.float8 import NAN_CODE, decoding_table
 from popir.ops.arithmetic import infer_matmul
-from popir.ops.networks import (
-    conv,
-    conv_transpose,
-    infer_conv,
-    infer_conv_transpose,
-)
+from popir.ops.networks import conv, conv_transpose, infer_conv, infer_conv_transpose
 from popir.records import OpCall, Record, Spec, register
 
 _NO_GRADIENT = "operators on float8 have no gradient"

@@ -146,10 +146,7 @@ register(
                 "g0 i1",
                 0,
                 lambda g: g.b.scatter_elements(
-                    g["g0"],
-                    g["i1"],
-                    g.b.full(g.shape(1), g["g0"].dtype),
-                    _axis(g.call),
+                    g["g0"], g["i1"], g.b.full(g.shape(1), g["g0"].dtype), _axis(g.call)
                 ),
             ),
             rule(

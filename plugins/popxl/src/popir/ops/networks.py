@@ -379,9 +379,7 @@ def conv_transpose(b: Builder, call: OpCall, values: list[Value]) -> list[Value]
     return [result]
 
 
-register(
-    Record("ConvTranspose", infer_conv_transpose, conv_transpose),
-)
+register(Record("ConvTranspose", infer_conv_transpose, conv_transpose))
 
 
 def _pool_window(call: OpCall) -> list[Any]:

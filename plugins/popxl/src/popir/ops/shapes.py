@@ -15,15 +15,7 @@ from popir.builder import Builder, Value
 from popir.dtypes import Shape
 from popir.errors import IrError
 from popir.ops.common import axis_of, rule, rules, same
-from popir.records import (
-    Grad,
-    OpCall,
-    Record,
-    Spec,
-    makes,
-    no_gradient,
-    register,
-)
+from popir.records import Grad, OpCall, Record, Spec, makes, no_gradient, register
 
 
 def _infer_reshape(call: OpCall) -> list[Spec]:

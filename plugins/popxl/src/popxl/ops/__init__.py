@@ -5,13 +5,7 @@ from __future__ import annotations
 from popxl.ops import collectives, var_updates
 from popxl.ops._indexing import index as _index
 from popxl.ops._modules import enter as _enter_modules
-from popxl.ops.call import (
-    CallSiteInfo,
-    call,
-    call_with_info,
-    repeat,
-    repeat_with_info,
-)
+from popxl.ops.call import CallSiteInfo, call, call_with_info, repeat, repeat_with_info
 from popxl.ops.conditional import (
     ConditionalSiteInfo,
     conditional,
@@ -132,15 +126,9 @@ from popxl.ops.reductions import (
     topk,
 )
 from popxl.ops.remote_memory import load_shard as _load_shard
-from popxl.ops.remote_memory import (
-    remote_load,
-    remote_load_,
-    remote_store,
-)
+from popxl.ops.remote_memory import remote_load, remote_load_, remote_store
 from popxl.ops.resampling import interpolate, roi_align
-from popxl.ops.scatter_reduce import (
-    scatter_reduce,
-)
+from popxl.ops.scatter_reduce import scatter_reduce
 from popxl.ops.shapes import (
     concat,
     concat_,
@@ -157,11 +145,7 @@ from popxl.ops.shapes import (
     transpose,
     transpose_,
 )
-from popxl.ops.streams import (
-    host_load,
-    host_store,
-    remote_code_load,
-)
+from popxl.ops.streams import host_load, host_store, remote_code_load
 from popxl.ops.utils import cast
 from popxl.tensor import enter_operators as _enter_operators
 

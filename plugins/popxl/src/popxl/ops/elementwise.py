@@ -89,11 +89,7 @@ def pow(t: Tensor, e: Any) -> Tensor:
     return emit("Pow", {"t": t, "e": exponent}, ["pow_out"])[0]
 
 
-def clip(
-    t: Tensor,
-    min: float = float("-inf"),
-    max: float = float("inf"),
-) -> Tensor:
+def clip(t: Tensor, min: float = float("-inf"), max: float = float("inf")) -> Tensor:
     """Return the values, limited to `min` and `max`."""
     attributes = {"min": float(min), "max": float(max)}
     return emit("Clip", {"t": t}, ["clip_out"], attributes)[0]

@@ -185,9 +185,7 @@ def test_a_file_that_was_renamed(
 
 
 def test_a_folder_that_cannot_be_written(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("POPXL_CACHE_DIR", str(tmp_path / "file" / "cache"))

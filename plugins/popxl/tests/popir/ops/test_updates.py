@@ -40,10 +40,7 @@ CASES: dict[str, tuple[Callable[..., Any], Any]] = {
         lambda m, v, w, s: updates.adamax_updater(m, v, w, s, 0.1, 0.9),
         corrected(M, 0.9) / (V + 1e-7) + 0.1 * W,
     ),
-    "copy_var_update_": (
-        lambda m, v, w, s: updates.copy_var_update_(m, v),
-        V,
-    ),
+    "copy_var_update_": (lambda m, v, w, s: updates.copy_var_update_(m, v), V),
 }
 
 

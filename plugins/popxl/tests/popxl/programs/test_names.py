@@ -14,9 +14,7 @@ def test_deep_imports():
     assert callable(autodiff)
     assert a1 is autodiff
     assert callable(popxl.ops.call)
-    from popxl.utils import (
-        HW_DEVICE_CONNECTION_TIMEOUT,
-    )
+    from popxl.utils import HW_DEVICE_CONNECTION_TIMEOUT
 
     assert HW_DEVICE_CONNECTION_TIMEOUT == 10000
     from popxl.typing_ import NewAliasAnnotation

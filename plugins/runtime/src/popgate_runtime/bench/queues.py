@@ -14,12 +14,7 @@ import numpy as np
 
 from engine import Array, InvalidInput, QueueClosed, QueueFull
 from popef_io import Anchor, DataType, Model, TensorInfo
-from popgate_runtime.bench.callbacks import (
-    CheckedThread,
-    connect,
-    join,
-    synthetic_rows,
-)
+from popgate_runtime.bench.callbacks import CheckedThread, connect, join, synthetic_rows
 from popgate_sessions import (
     AnchorCallbackPolicy,
     LaunchPolicy,

@@ -93,11 +93,7 @@ def sequence_parameters(
     identifier: int | str, *, start: bool, end: bool
 ) -> dict[str, Any]:
     """Return the sequence parameters of a request."""
-    return {
-        "sequence_id": identifier,
-        "sequence_start": start,
-        "sequence_end": end,
-    }
+    return {"sequence_id": identifier, "sequence_start": start, "sequence_end": end}
 
 
 def _value(text: str) -> Any:

@@ -31,8 +31,7 @@ class Server(OptionGroup):
     """Address of the server, and credentials for it."""
 
     url: Annotated[
-        str,
-        typer.Option(help=_URL_HELP, envvar="POPGATE_URL", rich_help_panel=_PANEL),
+        str, typer.Option(help=_URL_HELP, envvar="POPGATE_URL", rich_help_panel=_PANEL)
     ] = LOCAL
     key: Annotated[
         str,

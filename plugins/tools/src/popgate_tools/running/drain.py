@@ -18,8 +18,7 @@ LOOK = 0.2  # seconds between looks
 @grouped
 def drain(
     where: Annotated[
-        str,
-        typer.Argument(metavar="SERVER", help="URL of the server, as for --url."),
+        str, typer.Argument(metavar="SERVER", help="URL of the server, as for --url.")
     ] = "",
     timeout: Annotated[
         float,

@@ -148,9 +148,7 @@ def _head(
 
 
 def _models(
-    models: list[Any],
-    since: dict[tuple[str, str], dict[str, float]],
-    seconds: float,
+    models: list[Any], since: dict[tuple[str, str], dict[str, float]], seconds: float
 ) -> Table:
     from rich.text import Text
 

@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from app.cli.errors import (
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    CommandError,
-)
+from app.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CommandError
 from popgate_tools.asking.option_groups import grouped
 from popgate_tools.asking.server import Server
 from popgate_tools.options import AllowPython, Inputs, Rows, Shapes

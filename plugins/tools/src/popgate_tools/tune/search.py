@@ -136,12 +136,7 @@ def _delay(seconds: float) -> Callable[[Setting], Setting]:
 
 
 def search(
-    start: Setting,
-    trial: Trial,
-    *,
-    batches: bool,
-    devices: Sequence[int],
-    bound: float,
+    start: Setting, trial: Trial, *, batches: bool, devices: Sequence[int], bound: float
 ) -> Found:
     """Return the best setting found.
 

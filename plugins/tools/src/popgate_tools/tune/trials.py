@@ -72,10 +72,7 @@ class Trials:
         self._batches = False
 
     def prepare(
-        self,
-        inputs: Sequence[str] | None,
-        shapes: Sequence[str] | None,
-        rows: int,
+        self, inputs: Sequence[str] | None, shapes: Sequence[str] | None, rows: int
     ) -> Setting:
         """Return the setting that the model has."""
         self._status.show(f"{self._name}: starting …")
@@ -96,11 +93,7 @@ class Trials:
         devices.
         """
         return search(
-            start,
-            self.reach,
-            batches=self._batches,
-            devices=devices,
-            bound=self._bound,
+            start, self.reach, batches=self._batches, devices=devices, bound=self._bound
         )
 
     def values(self, setting: Setting) -> dict[str, int | float]:

@@ -126,27 +126,21 @@ def replicated_slice(
 
 
 def all_reduce(
-    ts: Iterable[Tensor],
-    ipus: Iterable[int] | None = None,
-    op: CollectiveOps = "add",
+    ts: Iterable[Tensor], ipus: Iterable[int] | None = None, op: CollectiveOps = "add"
 ) -> list[Tensor]:
     """Return the tensors of several devices, reduced; the result on each."""
     return _all_reduce(ts, ipus, op)
 
 
 def all_reduce_identical_inputs(
-    ts: Iterable[Tensor],
-    ipus: Iterable[int] | None = None,
-    op: CollectiveOps = "add",
+    ts: Iterable[Tensor], ipus: Iterable[int] | None = None, op: CollectiveOps = "add"
 ) -> list[Tensor]:
     """Return the equal tensors unchanged; gradients are reduced."""
     return _all_reduce(ts, ipus, op, forward_is_identity=True)
 
 
 def all_reduce_identical_grad_inputs(
-    ts: Iterable[Tensor],
-    ipus: Iterable[int] | None = None,
-    op: CollectiveOps = "add",
+    ts: Iterable[Tensor], ipus: Iterable[int] | None = None, op: CollectiveOps = "add"
 ) -> list[Tensor]:
     """Return the tensors reduced; the equal gradients pass unchanged."""
     return _all_reduce(ts, ipus, op, backward_is_identity=True)

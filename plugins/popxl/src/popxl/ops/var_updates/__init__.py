@@ -21,13 +21,7 @@ def handle_optimizer_value(value: _Scalar | None) -> OptimizerValue:
     return OptimizerValue(value)
 
 
-def _accumulate(
-    t: Tensor,
-    X: Tensor,
-    mode: str,
-    f: Any,
-    word: str,
-) -> Tensor:
+def _accumulate(t: Tensor, X: Tensor, mode: str, f: Any, word: str) -> Tensor:
     inputs = [t, X]
     attributes = {"mode": mode, "factor": scalar(f, inputs)}
     named = dict(zip(("t", "X", "f"), inputs, strict=False))
@@ -61,11 +55,7 @@ def accumulate_moving_average_(t: Tensor, X: Tensor, f: _Scalar) -> Tensor:
     return _accumulate(t, X, "moving", f, "accumulate_moving_avg")
 
 
-def accumulate_moving_average_square_(
-    t: Tensor,
-    X: Tensor,
-    f: _Scalar,
-) -> Tensor:
+def accumulate_moving_average_square_(t: Tensor, X: Tensor, f: _Scalar) -> Tensor:
     """t = f * t + (1 - f) * X * X."""
     return _accumulate(t, X, "moving_square", f, "accumulate_moving_avg_square")
 
