@@ -94,7 +94,11 @@ from engine.transport.messages import (
 from engine.transport.messages import encode as encode_message
 from engine.transport.messages import send as send_message
 from engine.transport.ring_buffer import SpscRingBuffer
-from engine.transport.shared_memory import SharedMemory, keep_large_blocks
+from engine.transport.shared_memory import (
+    SharedMemory,
+    keep_large_blocks,
+    return_free_memory,
+)
 
 __all__ = [
     "MAX_PRIORITY_LEVELS",
@@ -191,6 +195,7 @@ __all__ = [
     "process_of",
     "raise_descriptor_limit",
     "request_numbers",
+    "return_free_memory",
     "send_message",
     "starting",
     "usable_cores",

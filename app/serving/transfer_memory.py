@@ -8,13 +8,19 @@ most one of each.
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
+from typing import Final
 
 from app.errors import TransferMemoryFull
 from app.limits import Total
+from engine import return_free_memory
 
 #: Bodies and answers up to this size are never refused.
 SMALL = 64 * 1024
+#: After so many bytes less than at most before, malloc's free memory is returned. New
+#: blocks of more than 64 MiB do not use it, so the process would have both.
+_RETURNED_FROM: Final = 128 << 20
 
 _GROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -41,7 +47,7 @@ class TransferMemory:
     server hold bytes too, `limit` is the rest according to the last reading.
     """
 
-    __slots__ = ("_most", "_reserved", "_total", "held", "limit")
+    __slots__ = ("_most", "_peak", "_reserved", "_total", "held", "limit")
 
     def __init__(self, limit: int = 0, total: Total | None = None) -> None:
         """Make the limit of `limit` bytes; 0 is half of the memory that this process
@@ -50,7 +56,7 @@ class TransferMemory:
         self.limit = self._most = limit or half_of_memory()
         self._total = total
         self._reserved: set[Reservation] = set()
-        self.held = 0
+        self.held = self._peak = 0
 
     @property
     def reserved(self) -> int:
@@ -65,10 +71,14 @@ class TransferMemory:
     def look(self) -> None:
         """Read how much memory other processes leave. From any thread."""
         reserved = self.reserved if self._reserved else 0
-        others = 0
+        others, mine = 0, self.held + reserved
         if self._total is not None:
-            mine = self.held + reserved
             others = self._total.publish(mine) - mine
+        if mine > self._peak:
+            self._peak = mine
+        elif self._peak - mine > _RETURNED_FROM:
+            self._peak = mine
+            threading.Thread(target=return_free_memory, daemon=True).start()
         self.limit = self._most - others - reserved
 
     @property

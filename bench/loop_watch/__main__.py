@@ -31,6 +31,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import quantiles
@@ -173,7 +174,9 @@ def attack(
             sent += 1
             connection = http.client.HTTPConnection(HOST, port, timeout=PATIENCE)
             try:
-                connection.request("POST", path, body, headers)
+                # A server that refuses early reads on only for a while.
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    connection.request("POST", path, body, headers)
                 answer = connection.getresponse()
                 place = bytearray(MIB)
                 while answer.readinto(place):

@@ -1,0 +1,49 @@
+"""Memory of large bodies goes back to the system.
+
+Covers: app/serving/transfer_memory.py, engine/transport/shared_memory.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# Small objects between the blocks, so that malloc returns no block by itself.
+PROGRAM = """
+import time
+from pathlib import Path
+
+from app.serving.transfer_memory import TransferMemory
+from engine import keep_large_blocks
+
+
+def used():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if "RssAnon" in line)
+
+
+assert keep_large_blocks(arenas=1)
+memory = TransferMemory(1 << 30)
+blocks, small = [], []
+for _ in range(800):
+    blocks.append(b"x" * 250_000)
+    small.append(b"y" * 2000)
+memory.add(200_000_000)
+before = used()
+for size in (100_000_000, 1):  # a little is kept for the next request
+    blocks[-size // 250_000 :] = []
+    memory.add(-size)
+    assert used() > before - 20_000_000
+blocks.clear()
+memory.add(1 - 100_000_000)
+while used() > before - 150_000_000:
+    time.sleep(0.01)
+"""
+
+
+def test_freed_memory_is_returned() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
