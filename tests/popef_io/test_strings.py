@@ -1,8 +1,6 @@
 """Strings and their bytes, by plain Python and by the compiled module.
 
 The module is compiled here, so that it is tested where the rest runs as plain Python.
-
-Covers: popef_io/strings.py, popef_io/_strings.c
 """
 
 from __future__ import annotations

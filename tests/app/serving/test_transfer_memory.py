@@ -1,7 +1,4 @@
-"""Memory of large bodies goes back to the system.
-
-Covers: app/serving/transfer_memory.py, engine/transport/shared_memory.py.
-"""
+"""Memory of large bodies goes back to the system."""
 
 from __future__ import annotations
 

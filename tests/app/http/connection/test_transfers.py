@@ -1,7 +1,4 @@
-"""Clients that do not take their answers, or send more than there is room for.
-
-Covers: app/serving/transfer_memory.py.
-"""
+"""Clients that do not take their answers, or send more than there is room for."""
 
 from __future__ import annotations
 
