@@ -7,8 +7,9 @@ most one of each.
 
 from __future__ import annotations
 
+import _thread
 import os
-import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -78,7 +79,9 @@ class TransferMemory:
             self._peak = mine
         elif self._peak - mine > _RETURNED_FROM:
             self._peak = mine
-            threading.Thread(target=return_free_memory, daemon=True).start()
+            # `Thread.start` would wait until the thread runs.
+            with suppress(RuntimeError):  # no more threads
+                _thread.start_new_thread(return_free_memory, ())
         self.limit = self._most - others - reserved
 
     @property
