@@ -1,8 +1,7 @@
 """Do large work in a thread, in blocks, so that the event loop runs in between.
 
 Parsers and writers in C, and our own compiled code, keep the interpreter's lock for as
-long as a call takes. A thread that releases the lock without sleeping takes it back
-before the event loop has woken up. So the thread sleeps for a moment.
+long as a call takes. So the thread calls `give_way` after each block.
 """
 
 from __future__ import annotations

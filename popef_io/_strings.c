@@ -12,6 +12,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -76,6 +77,19 @@ static PyObject *pack(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return result;
 }
 
+/* The arguments of a function of a buffer and two numbers; false with an error set. */
+static bool read_arguments(PyObject *const *args, Py_ssize_t count, Py_buffer *view,
+                           Py_ssize_t *first, Py_ssize_t *second)
+{
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "expected a buffer and two ints");
+        return false;
+    }
+    *first = PyLong_AsSsize_t(args[1]);
+    *second = PyLong_AsSsize_t(args[2]);
+    return !PyErr_Occurred() && PyObject_GetBuffer(args[0], view, PyBUF_SIMPLE) == 0;
+}
+
 /* The strings at `at`; NULL without an error where there are fewer than `count`. */
 static PyObject *split_at(const Py_buffer *view, Py_ssize_t *at, Py_ssize_t count)
 {
@@ -112,13 +126,9 @@ PyDoc_STRVAR(split_doc,
 
 static PyObject *split(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    if (count != 3) {
-        PyErr_SetString(PyExc_TypeError, "expected a buffer and two ints");
-        return NULL;
-    }
-    Py_ssize_t at = PyLong_AsSsize_t(args[1]), strings = PyLong_AsSsize_t(args[2]);
+    Py_ssize_t at, strings;
     Py_buffer view;
-    if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &view, PyBUF_SIMPLE) < 0)
+    if (!read_arguments(args, count, &view, &at, &strings))
         return NULL;
     PyObject *found = split_at(&view, &at, strings);
     PyBuffer_Release(&view);
@@ -154,13 +164,9 @@ PyDoc_STRVAR(end_doc,
 
 static PyObject *end(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    if (count != 3) {
-        PyErr_SetString(PyExc_TypeError, "expected a buffer and two ints");
-        return NULL;
-    }
-    Py_ssize_t strings = PyLong_AsSsize_t(args[1]), most = PyLong_AsSsize_t(args[2]);
+    Py_ssize_t strings, most;
     Py_buffer view;
-    if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &view, PyBUF_SIMPLE) < 0)
+    if (!read_arguments(args, count, &view, &strings, &most))
         return NULL;
     Py_ssize_t found = -1;
     if (strings >= 0 && most >= 0) {

@@ -167,12 +167,7 @@ class Elements:
         return True
 
     def pack_strings(
-        self,
-        values: Sequence[Any],
-        count: int,
-        *,
-        is_base64: bool = False,
-        first: int = 0,
+        self, values: list[Any], count: int, *, is_base64: bool = False, first: int = 0
     ) -> bytes:
         """Return the bytes of a BYTES tensor: each element after its 4-byte length.
 
@@ -186,7 +181,7 @@ class Elements:
             raise InvalidTensor(msg)
         parts: list[bytes | memoryview] = []
         for start in range(0, count, BLOCK):
-            block = list(values[start : start + BLOCK])
+            block = values[start : start + BLOCK]
             usual = None if is_base64 else pack_strings(block, self.max_string_bytes)
             if usual is not None:
                 parts.append(usual)

@@ -30,9 +30,9 @@ from engine.thread_priority import give_way
 MANY: Final = 16_384
 #: Elements converted at a time, in half a millisecond at most.
 _BLOCK: Final = 4_096
-#: Outputs of the graph that takes a tensor apart. `MANY` must be at least its square,
-#: because all parts but the last have the same size, rounded up.
-_PARTS: Final = 128
+#: Outputs of the graph that takes a tensor apart. All parts but the last have the same
+#: size, rounded up, so more parts of `MANY` elements could leave none for the last.
+_PARTS: Final = math.isqrt(MANY)
 #: UTF-8 has no such byte.
 _BETWEEN: Final = b"\xff"
 #: Bytes of text. A model in protobuf has at most 2 GiB.
