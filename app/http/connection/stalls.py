@@ -18,7 +18,7 @@ from typing import Any, Final
 # The offset of the acknowledged bytes in Linux's `struct tcp_info`.
 _ACKED_AT: Final = 120
 _ACKED = struct.Struct("=Q")
-_HELD = struct.Struct("i")
+_COUNT = struct.Struct("i")
 
 
 class Stall:
@@ -69,15 +69,29 @@ def acknowledged(transport: asyncio.Transport) -> int:
     return found
 
 
+def has_unread(transport: asyncio.Transport) -> bool:
+    """Return whether the client has sent bytes that the server has not read.
+
+    A server that was stopped, or that has paused reading, checks its clocks before it
+    reads. What it has not read is no fault of the client.
+    """
+    return bool(_waiting(_socket_of(transport), termios.FIONREAD))
+
+
 def _held(sock: Any) -> int:
     """Return the number of bytes that the kernel holds for the peer."""
+    return _waiting(sock, termios.TIOCOUTQ)
+
+
+def _waiting(sock: Any, request: int) -> int:
+    """Return the number of bytes that an `ioctl` request finds in a socket's buffer."""
     if sock is None:
         return 0
     try:
-        held = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(_HELD.size))
+        count = fcntl.ioctl(sock.fileno(), request, bytes(_COUNT.size))
     except (OSError, ValueError):  # the socket is closed
         return 0
-    found: int = _HELD.unpack(held)[0]
+    found: int = _COUNT.unpack(count)[0]
     return found
 
 

@@ -19,6 +19,7 @@ from app.http.connection.cycle import AsgiCycle
 from app.http.connection.exchange import Exchange
 from app.http.connection.flow import Flow
 from app.http.connection.framing import HEAD, Framer
+from app.http.connection.stalls import has_unread
 
 
 class Watch:
@@ -62,18 +63,21 @@ class Watch:
         clocks = self._clocks
         unsent = transport.get_write_buffer_size()
         found = clocks.look(now, unsent, awaited, message, arrived, patience)
-        if found is Verdict.NOT_TAKEN:
+        if found is Verdict.STAYS:
+            # The event loop does not notice a client that has gone while it is not
+            # reading from the connection.
+            if awaited == ANSWER and self._flow.read_paused and _has_gone(transport):
+                transport.abort()
+        elif found is Verdict.NOT_TAKEN:
             transport.abort()
-        elif found is Verdict.IDLE:
-            transport.close()
+        elif has_unread(transport):
+            pass
         elif found is Verdict.HEAD_TOO_SLOW:
             return _too_slow(clocks.stalled)
         elif found is Verdict.BODY_STOPPED:
             return BodyStopped(clocks.stalled)
-        # The event loop does not notice this while it is not reading from the
-        # connection.
-        elif awaited == ANSWER and self._flow.read_paused and _has_gone(transport):
-            transport.abort()
+        else:
+            transport.close()
         return None
 
     def end_closing(self, now: float, send: float) -> None:

@@ -1,6 +1,6 @@
 """Connections over TLS that the server closes, and clients that say nothing to it.
 
-Covers: app/http/connection/ending.py, app/http/connection/watch.py.
+Covers: app/http/connection/ending.py.
 """
 
 from __future__ import annotations

@@ -36,10 +36,15 @@ class Wire:
         url = gateway.client.base_url
         self.socket = socket.create_connection((url.host, url.port or 80), WAIT)
         self.stream = self.socket.makefile("rb")
+        self._gateway = gateway
 
     def send(self, *pieces: bytes) -> None:
-        for piece in pieces:
-            self.socket.sendall(piece)
+        try:
+            for piece in pieces:
+                self.socket.sendall(piece)
+        except OSError as error:
+            error.add_note(f"the server said {self._gateway.lines[-8:]}")
+            raise
 
     def answer(self) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of the next answer."""
