@@ -39,9 +39,8 @@ PIECES = {
     "io_uring_enter": 8,
 }
 #: Calls of our functions. A device finds the next request before it sleeps, or after.
-#: The functions that read a large body are called for each of its pieces. Seven at the
-#: end of the answer to a swap were counted in some runs and not in others.
-CALLS = {"small": 2, "large": 20, "swap": 20}
+#: Seven at the end of the answer to a swap were counted in some runs and not in others.
+CALLS = {"small": 2, "large": 4, "swap": 20}
 #: Wake-ups. A swap has several messages, and a busy process finds two at once.
 WAKEUPS = {
     "waits": {"small": 1, "large": 4, "swap": 6},
