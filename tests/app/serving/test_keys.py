@@ -327,15 +327,15 @@ def test_a_busy_device_is_shared_by_weight(tmp_path: Path) -> None:
             body = {"inputs": {"count": count}}
             return Asking(gateway, "slow", body, x_api_key=key, x_request_id=name)
 
-        # The first of each wait with all others, and have their lines opened.
-        firsts = []
-        for key in ("light", "eager", "heavy"):
-            firsts.append(ask(key, FOR_EVER))
-            until(lambda: in_flight(gateway) == len(firsts))
-        for one in firsts:
-            one.leave()
+        # The first of each waits with all others, and has their lines opened. It is
+        # short, so that no key begins with more of the device's time than another.
+        first = ask("root", FOR_EVER)
+        until(lambda: in_flight(gateway) == 1)
+        firsts = [ask(key, 200) for key in ("light", "eager", "heavy")]
+        until(lambda: in_flight(gateway) == 4)
+        first.leave()
+        assert {one.read()[0] for one in firsts} == {200}
         until(lambda: sum("is a line of weight" in a for a in gateway.lines) == 3)
-        until(lambda: in_flight(gateway) == 0)
         first = ask("root", FOR_EVER)
         until(lambda: in_flight(gateway) == 1)
         # Lanes are taken in turns, so that each has its own.
