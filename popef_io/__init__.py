@@ -45,6 +45,7 @@ from popef_io.strings import (
     decode_strings,
     encode_strings,
     end_of_strings,
+    is_alone,
     pack_strings,
     string_blocks,
 )
@@ -90,6 +91,7 @@ __all__ = [
     "decode_strings",
     "encode_strings",
     "end_of_strings",
+    "is_alone",
     "load_model",
     "map_descriptor",
     "pack_strings",

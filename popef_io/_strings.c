@@ -184,7 +184,31 @@ static PyObject *end(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return PyLong_FromSsize_t(found);
 }
 
+PyDoc_STRVAR(alone_doc,
+"is_alone(arrays)\n--\n\n"
+"Whether nothing but the list of one array refers to the array and its memory.");
+
+static PyObject *alone(PyObject *module, PyObject *arrays)
+{
+    if (!PyList_CheckExact(arrays) || PyList_GET_SIZE(arrays) != 1) {
+        PyErr_SetString(PyExc_TypeError, "expected a list of one array");
+        return NULL;
+    }
+    PyObject *array = PyList_GET_ITEM(arrays, 0);
+    if (Py_REFCNT(array) != 1)
+        Py_RETURN_FALSE;
+    PyObject *base = PyObject_GetAttrString(array, "base");
+    if (base == NULL)
+        return NULL;
+    /* A view's base is an array with its own memory. The view and `base` refer to it. */
+    bool is_alone = base == Py_None
+        || (Py_TYPE(base) == Py_TYPE(array) && Py_REFCNT(base) == 2);
+    Py_DECREF(base);
+    return PyBool_FromLong(is_alone);
+}
+
 static PyMethodDef methods[] = {
+    {"is_alone", alone, METH_O, alone_doc},
     {"end_of_strings", (PyCFunction)(void (*)(void))end, METH_FASTCALL, end_doc},
     {"pack_strings", (PyCFunction)(void (*)(void))pack, METH_FASTCALL, pack_doc},
     {"split_strings", (PyCFunction)(void (*)(void))split, METH_FASTCALL, split_doc},

@@ -1,3 +1,7 @@
+from typing import Any
+
+import numpy as np
+
 def end_of_strings(
     data: memoryview | bytes | bytearray, count: int, most: int
 ) -> int | None:
@@ -5,6 +9,11 @@ def end_of_strings(
 
     Returns None if one has more than `most` bytes or extends past the end, and always
     without the compiled module.
+    """
+
+def is_alone(arrays: list[np.ndarray[Any, Any]]) -> bool | None:
+    """Return whether nothing but the list of one array refers to the array and its
+    memory. Returns None without the compiled module.
     """
 
 def pack_strings(elements: list[object], most: int) -> bytes | None:

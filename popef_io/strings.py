@@ -15,18 +15,19 @@ from popef_io.layout import STRING_HEAD
 from popef_io.validation import STRING_HEAD_SIZE
 
 try:
-    from popef_io._strings import end_of_strings, pack_strings, split_strings
+    from popef_io._strings import end_of_strings, is_alone, pack_strings, split_strings
 except ImportError:  # plain Python
 
     def _leave_to_python(*_: object) -> None:
         pass
 
-    end_of_strings = pack_strings = split_strings = _leave_to_python  # type: ignore[assignment]
+    end_of_strings = is_alone = pack_strings = split_strings = _leave_to_python  # type: ignore[assignment]
 
 __all__ = [
     "decode_strings",
     "encode_strings",
     "end_of_strings",
+    "is_alone",
     "pack_strings",
     "string_blocks",
 ]

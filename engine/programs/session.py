@@ -16,9 +16,7 @@ from popef_io import DataType
 RunOptions: TypeAlias = Any
 """Options of the session's kind (`onnxruntime.RunOptions`), or None for the defaults.
 Setting `terminate` on it from another thread ends the run with `Cancelled`."""
-RawRun: TypeAlias = Callable[
-    [Sequence[str], Mapping[str, Array], RunOptions], list[Array]
-]
+RawRun: TypeAlias = Callable[[Sequence[str], dict[str, Array], RunOptions], list[Array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,9 @@ class GraphSession(Protocol):
     raw_run: RawRun
     """`raw_run(output_names, feed, run_options)`; its exceptions go to `error_of`."""
     run_strings: RawRun
-    """`raw_run` for a graph with strings, which the feed has as `bytes` or `str`."""
+    """`raw_run` for a graph with strings, which the feed has as `bytes` or `str`. The
+    feed may be empty afterwards.
+    """
     is_onnx: bool
     """True if ONNX Runtime runs the graph. Outputs can then be bound to memory, and
     BF16 must be bound.

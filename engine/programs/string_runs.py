@@ -13,7 +13,7 @@ that lives for one call. Loading that takes a millisecond.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
+from engine.arrays import free_strings
 from engine.errors import ExecutionFailed
 from engine.programs.session import RunOptions
 from engine.tensor import Array
@@ -45,31 +46,46 @@ _STRING, _INT64 = 8, 7  # TensorProto.DataType
 
 
 def run_strings(
-    session: Any, names: Sequence[str], feed: Mapping[str, Array], options: RunOptions
+    session: Any, names: Sequence[str], feed: dict[str, Array], options: RunOptions
 ) -> list[Array]:
     """Run ONNX Runtime's `session` on `feed`. Return the outputs `names`.
 
-    The strings of `feed` are `bytes` or `str`, those of the outputs are `str`. Raises
-    ExecutionFailed if a string is not UTF-8, and ONNX Runtime's own exceptions.
+    The strings of `feed` are `bytes` or `str`, those of the outputs are `str`. If there
+    are many strings, `feed` is empty afterwards. Raises ExecutionFailed if a string is
+    not UTF-8, and ONNX Runtime's own exceptions.
     """
     if all(array.size < MANY for array in feed.values()):
         return _run_few(session, names, feed, options)
+    plain: list[Array] = []
+    values = _values_of(feed, plain)
+    if values is None:
+        return _run_few(session, names, feed, options)
+    free_strings(feed)
+    results = session.run_with_ort_values(values, names, options)
+    plain.clear()  # not before, and also if compiled, which ends lives early
+    return [_array_of(results[index]) for index in range(len(names))]
+
+
+def _values_of(feed: dict[str, Array], plain: list[Array]) -> dict[str, Any] | None:
+    """Return ONNX Runtime's values of `feed`; None if one is too long.
+
+    `plain` receives the arrays whose memory values use.
+    """
     values = {}
     for name, array in feed.items():
         if array.dtype.hasobject:
             value = _value_of(array, name)
+            if value is None:
+                return None
         else:
-            plain = np.ascontiguousarray(array).reshape(array.shape)
-            value = ort_state.OrtValue.ortvalue_from_numpy(plain, CPU)
-        if value is None:
-            return _run_few(session, names, feed, options)
+            plain.append(np.ascontiguousarray(array).reshape(array.shape))
+            value = ort_state.OrtValue.ortvalue_from_numpy(plain[-1], CPU)
         values[name] = value
-    results = session.run_with_ort_values(values, names, options)
-    return [_array_of(results[index]) for index in range(len(names))]
+    return values
 
 
 def _run_few(
-    session: Any, names: Sequence[str], feed: Mapping[str, Array], options: RunOptions
+    session: Any, names: Sequence[str], feed: dict[str, Array], options: RunOptions
 ) -> list[Array]:
     texts = {k: _as_text(v, k) if v.dtype.hasobject else v for k, v in feed.items()}
     results: list[Array] = session.run(names, texts, options)

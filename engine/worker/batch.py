@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -249,7 +249,7 @@ class Batch:
         else:
             self._whole[index] = value
 
-    def results(self) -> Mapping[int, Array]:
+    def results(self) -> dict[int, Array]:
         """Return the written data by output, without units that belong to no entry."""
         if not self._sliced:
             return self._whole

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from engine.arrays import part_of
+from engine.arrays import free_strings, part_of
 from engine.errors import ExecutionFailed, counted
 from engine.model.batch_plan import BatchPlan
 from engine.tensor import Array
@@ -84,12 +84,13 @@ class Results:
         entries = batch.entries
         first = 0
         for entry in entries:
-            mine = values
-            if len(entries) > 1:
-                mine = self.rows_of(entry, values, first)
+            is_only = len(entries) == 1
+            mine = values if is_only else self.rows_of(entry, values, first)
             self.publish_one(entry, mine)
             yield entry
             first += entry.rows
+        mine = {}
+        free_strings(values)
 
     def rows_of(self, entry: BatchEntry, values: Values, first: int) -> Values:
         """Return the rows of one request, which begin at the unit `first`."""
