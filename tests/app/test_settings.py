@@ -9,32 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.settings import Settings, parse_device_wait
-from app.sizes import parse_size
 from engine import DeviceWaitStrategy
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        (1, 1),
-        ("1", 1),
-        ("64KiB", 65536),
-        ("64kb", 64000),
-        ("64K", 65536),
-        ("1.5 MiB", 1_572_864),
-        ("2GB", 2_000_000_000),
-        ("3g", 3 << 30),
-        ("0", 0),
-    ],
-)
-def test_sizes(text: object, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "many", "-1", "1 PB", "1e9", "0x10", True, None])
-def test_what_is_no_size(text: object) -> None:
-    with pytest.raises(ValueError, match="is not a size"):
-        parse_size(text)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from tests.popef_io.test_damage import MASKS, with_right_checksums
 from tests.popef_io.test_round_trip import blobs, quick, write
 
 SMALL = """\
-{path}: 6 blobs, 1.8 KiB
+{path}: 6 blobs, 1.75 KiB
 
 blob  type               name    offset   size  content
    0  POPLAR_EXECUTABLE  net          0  192 B  220 B, compressed to {stored} B
@@ -138,9 +138,9 @@ def test_several_files(reader: Reader, tmp_path: Path) -> None:
         writer.create_opaque_blob("more").write(bytes(5000))
     reader.parse_file(tmp_path / "other")
     text = dump_text(reader)
-    assert text.startswith(f"{tmp_path / 'small.popef'}: 6 blobs, 1.8 KiB\n")
-    assert f"\n{tmp_path / 'other'}: 1 blob, 5.1 KiB\n" in text
-    assert re.search(rf"OPAQUE +more +0 +5.1 KiB +4.9 KiB +{tmp_path}/other\n", text)
+    assert text.startswith(f"{tmp_path / 'small.popef'}: 6 blobs, 1.75 KiB\n")
+    assert f"\n{tmp_path / 'other'}: 1 blob, 5.06 KiB\n" in text
+    assert re.search(rf"OPAQUE +more +0 +5.06 KiB +4.88 KiB +{tmp_path}/other\n", text)
 
 
 def test_long_tables_and_values_are_cut(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """`config.toml`: every key, every mistake.
 
-Covers: app/config/version_policy.py, app/sizes.py.
+Covers: app/config/version_policy.py.
 """
 
 from __future__ import annotations

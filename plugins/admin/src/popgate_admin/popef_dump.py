@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from app.sizes import size_text
 from popef_io import (
     Anchor,
     Blob,
@@ -20,7 +21,7 @@ from popef_io import (
     TensorDataInfo,
     TensorInfo,
 )
-from popgate_admin.table import align_columns, bytes_text, printable
+from popgate_admin.table import align_columns, printable
 
 Document = dict[str, Any]
 
@@ -78,7 +79,7 @@ def dump_text(
     document = dump_document(reader, metadata_only=metadata_only, all=all)
     lines: list[str] = []
     for file in document["files"]:
-        size = bytes_text(file["size"])
+        size = size_text(file["size"])
         count = f"{file['blobs']} blob{'s' * (file['blobs'] != 1)}"
         lines.append(f"{printable(file['path'])}: {count}, {size}")
     if not metadata_only:
@@ -193,14 +194,14 @@ def _blob_lines(
     for blob in shown:
         name = "-" if blob["name"] is None else printable(blob["name"])
         row = [str(blob["index"]), blob["type"], name, str(blob["offset"])]
-        row += [bytes_text(blob["size"]), _content_text(blob)]
+        row += [size_text(blob["size"]), _content_text(blob)]
         rows.append(row + ([printable(blob["file"])] if several_files else []))
     lines = align_columns(rows, right={0, 3, 4})
     return lines + _rest_line(len(blobs) - len(shown), "blobs")
 
 
 def _content_text(blob: Document) -> str:
-    content = bytes_text(blob["content_size"])
+    content = size_text(blob["content_size"])
     if "data_type" in blob:
         content = _tensor_text(blob)
     if "num_tensors" in blob:
@@ -208,7 +209,7 @@ def _content_text(blob: Document) -> str:
     if blob["type"] == "METADATA":
         content = ""
     if blob["compressed"]:
-        content += f", compressed to {bytes_text(blob['payload_size'])}"
+        content += f", compressed to {size_text(blob['payload_size'])}"
     if "payload_crc32" in blob:
         content += f" (CRC-32 {blob['payload_crc32']})"
     return content.strip()

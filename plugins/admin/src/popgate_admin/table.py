@@ -1,4 +1,4 @@
-"""Text for a terminal: aligned columns, sizes, names without control characters."""
+"""Text for a terminal: aligned columns, names without control characters."""
 
 from __future__ import annotations
 
@@ -20,18 +20,6 @@ def align_columns(
         )
         lines.append("  ".join(cells).rstrip())
     return lines
-
-
-def bytes_text(size: int) -> str:
-    """Return a size as `17 B` or `4.2 MiB`."""
-    if size < 1024:
-        return f"{size} B"
-    value = float(size)
-    for unit in ("KiB", "MiB", "GiB"):
-        value /= 1024
-        if value < 1024:
-            return f"{value:.1f} {unit}"
-    return f"{value / 1024:.1f} TiB"
 
 
 def printable(text: str) -> str:
