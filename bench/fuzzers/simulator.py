@@ -77,7 +77,7 @@ from engine.worker.connections import ClientProcess
 from engine.worker.present_runs import runs_of
 from engine.worker.ragged import RaggedReplica
 from engine.worker.regrouping import RegroupingReplica
-from engine.worker.replica import Replica
+from engine.worker.replica import Replica, ReplicaParts
 from engine.worker.scheduler import Scheduler
 from popef_io import Anchor, DataType, TensorInfo, TensorType
 
@@ -249,7 +249,7 @@ class DeviceProcess:
         for model in world.models:
             executor: Any = Program(world, self, model)
             number = world.next_number()
-            self.replicas[model] = kind(
+            parts = ReplicaParts(
                 number,
                 model,
                 executor,
@@ -259,6 +259,7 @@ class DeviceProcess:
                 world.policy,
                 scheduler.wait_room,
             )
+            self.replicas[model] = kind(parts)
             scheduler.connections.add_replica(number, self.replicas[model])
         self._numbers = itertools.count(1)
 

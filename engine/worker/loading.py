@@ -23,7 +23,7 @@ from engine.worker.batching_policy import BatchingPolicy
 from engine.worker.python_kind import PythonKind, Running
 from engine.worker.ragged import RaggedReplica
 from engine.worker.regrouping import RegroupingReplica
-from engine.worker.replica import Replica
+from engine.worker.replica import Replica, ReplicaParts
 from engine.worker.results import Waiter
 from popef_io import Anchor, Model
 
@@ -171,16 +171,12 @@ def _replica(
     executor, data = mine
     plan, policy = rules
     anchors = main_anchors(model, frozen.keys())
-    replica = _kind(plan, policy)(
-        number,
-        message.name,
-        executor,
-        model.metadata.program_flow.main,
-        AnchorTable(anchors.inputs, anchors.outputs, data),
-        plan,
-        policy,
-        wait_room,
+    table = AnchorTable(anchors.inputs, anchors.outputs, data)
+    main = model.metadata.program_flow.main
+    parts = ReplicaParts(
+        number, message.name, executor, main, table, plan, policy, wait_room
     )
+    replica = _kind(plan, policy)(parts)
     return LoadedReplica(replica, SavePrograms(executor, model.metadata, data))
 
 

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,16 +25,12 @@ from engine.tensor import Array
 from engine.transport.anchor_ring import lock_all
 from engine.transport.channel import REQUEST, UNDELAYED, WANTS_ALL
 from engine.worker.batch import AnchorTable, Batch, BatchEntry
-from engine.worker.batching_policy import BatchingPolicy
 from engine.worker.cancellation import cancelled_outcome
 from engine.worker.client_channel import LONG_AGO, ClientChannel
 from engine.worker.failure_isolation import isolate_failure
-from engine.worker.replica import Dropped, Replica
+from engine.worker.replica import Dropped, Replica, ReplicaParts
 from engine.worker.results import Results, Values, Waiter
 from engine.worker.token_budget import GROWTH, TokenBudget
-
-if TYPE_CHECKING:
-    from engine.programs.executor import Executor
 
 #: The most waiting requests of a channel that are considered for a batch.
 WINDOW = 64
@@ -215,18 +211,9 @@ class RaggedResults(Results):
 class RaggedReplica(Replica):
     """A `Replica` for rows of different length."""
 
-    def __init__(
-        self,
-        number: int,
-        name: str,
-        executor: Executor,
-        main: tuple[int, ...],
-        table: AnchorTable,
-        plan: BatchPlan,
-        policy: BatchingPolicy,
-        wait_room: Waiter,
-    ) -> None:
-        super().__init__(number, name, executor, main, table, plan, policy, wait_room)
+    def __init__(self, parts: ReplicaParts) -> None:
+        super().__init__(parts)
+        table, plan, policy = parts.table, parts.plan, parts.policy
         ragged = plan.ragged
         if ragged is None:
             raise EngineBug("a plan without lengths")
@@ -235,7 +222,7 @@ class RaggedReplica(Replica):
         most = ragged.max_tokens or GROWTH * policy.max_tokens
         self._budget = TokenBudget(policy.max_tokens, most)
         self._batch = RaggedBatch(table, plan, ragged)
-        self._results = RaggedResults(table, plan, ragged, wait_room)
+        self._results = RaggedResults(table, plan, ragged, parts.wait_room)
         self._windows: dict[ClientChannel, Window] = {}
 
     def remove(self, client: ClientChannel) -> None:

@@ -14,25 +14,19 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.model.batch_plan import BatchPlan
 from engine.tensor import Array
 from engine.transport.anchor_ring import lock_all, unlock_all
 from engine.transport.channel import FILLS_UP, LEAVES, REQUEST, UNDELAYED
 from engine.transport.outcome import DeviceOutcome
-from engine.worker.batch import AnchorTable, Batch, BatchEntry
-from engine.worker.batching_policy import BatchingPolicy
+from engine.worker.batch import Batch, BatchEntry
 from engine.worker.cancellation import cancelled_outcome
 from engine.worker.client_channel import ClientChannel
 from engine.worker.failure_isolation import isolate_failure
-from engine.worker.replica import Replica
-from engine.worker.results import Waiter, answer
-
-if TYPE_CHECKING:
-    from engine.programs.executor import Executor
+from engine.worker.replica import Replica, ReplicaParts
+from engine.worker.results import answer
 
 logger = logging.getLogger(__name__)
 
@@ -74,22 +68,13 @@ class OpenEntry(BatchEntry):
 class RegroupingReplica(Replica):
     """A `Replica` for runs of more than one unit."""
 
-    def __init__(
-        self,
-        number: int,
-        name: str,
-        executor: Executor,
-        main: tuple[int, ...],
-        table: AnchorTable,
-        plan: BatchPlan,
-        policy: BatchingPolicy,
-        wait_room: Waiter,
-    ) -> None:
-        super().__init__(number, name, executor, main, table, plan, policy, wait_room)
+    def __init__(self, parts: ReplicaParts) -> None:
+        super().__init__(parts)
         self.may_wait = True
-        self._names = [anchor.name for anchor in table.inputs]
-        self._each = plan.run_units
-        self._most_runs = policy.look_ahead + 1 if policy.look_ahead >= 0 else 1 << 30
+        self._names = [anchor.name for anchor in parts.table.inputs]
+        self._each = parts.plan.run_units
+        ahead = parts.policy.look_ahead
+        self._most_runs = ahead + 1 if ahead >= 0 else 1 << 30
         self._open: deque[OpenEntry] = deque()
         #: The requests by channel, in the order in which their slots must be released.
         self._held: dict[ClientChannel, deque[OpenEntry]] = {}

@@ -50,34 +50,38 @@ class Dropped:
     outcome: DeviceOutcome
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaParts:
+    """What a replica is made of. `main` are the indices of its main programs."""
+
+    number: int
+    name: str
+    executor: Executor
+    main: tuple[int, ...]
+    table: AnchorTable
+    plan: BatchPlan
+    policy: BatchingPolicy
+    wait_room: Waiter
+
+
 class Replica:
     """A model on this device: its executor, its channels and its batches."""
 
-    def __init__(
-        self,
-        number: int,
-        name: str,
-        executor: Executor,
-        main: tuple[int, ...],
-        table: AnchorTable,
-        plan: BatchPlan,
-        policy: BatchingPolicy,
-        wait_room: Waiter,
-    ) -> None:
-        self.number = number
-        self.name = name
-        self.executor = executor
+    def __init__(self, parts: ReplicaParts) -> None:
+        self.number, self.name = parts.number, parts.name
+        self.executor = parts.executor
+        table, plan, policy = parts.table, parts.plan, parts.policy
         self.policy = policy
         #: Whether a batch may have to wait. `due_ns` returns how long.
         self.may_wait = bool(policy.delay_ns and policy.max_rows)
         self.batches = 0
         #: The run in progress. Another thread reads it (engine/worker/cancellation.py).
         self.running: RunningBatch | None = None
-        self._main = main
+        self._main = parts.main
         self._plan = plan
         wait_note = _wait_note(policy.fill_run_ns)
         self._batch = Batch(table, plan, wait_note, conditional=policy.conditional)
-        self._results = Results(table, plan, wait_room)
+        self._results = Results(table, plan, parts.wait_room)
         self._queue = FairQueue()
         self.shares = self._queue.shares
         self._shape: tuple[object, ...] | None = None

@@ -39,7 +39,7 @@ class Written:
         self.client = ClientChannel(0, self.channel, self.link)
         nothing: Any = None
         usual: dict[str, Any] = {"max_rows": 8, "delay_ns": DELAY, "preferred": (4,)}
-        self.replica = replica.Replica(
+        parts = replica.ReplicaParts(
             0,
             "m",
             nothing,
@@ -49,6 +49,7 @@ class Written:
             BatchingPolicy(**usual | policy),
             nothing,
         )
+        self.replica = replica.Replica(parts)
         self.replica.add(self.client)
 
     def write(self, submitted: int, deadline: int = 0, width: int = 0) -> None:

@@ -43,9 +43,10 @@ class Client:
         plan = BatchPlan(0, 0, 0, 8, (), (AnchorRows("output", 0),))
         table = AnchorTable((), (OUTPUT,), nothing)
         policy = replica.BatchingPolicy(max_rows=8)
-        self.replica = replica.Replica(
+        parts = replica.ReplicaParts(
             0, "m", nothing, (), table, plan, policy, self.take
         )
+        self.replica = replica.Replica(parts)
         self.replica._results = results.Results(table, plan, self.take)
         self.mine = ClientChannel(0, self.channel, self.link)
 
