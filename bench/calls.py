@@ -29,15 +29,6 @@ from bench.cases.scenarios import SCENARIOS, VARIED, Mode, Scenario
 from bench.drivers.load import whole
 from bench.servers.server import HOST, ROOT, Server, compile_models, gateway
 
-#: Files whose calls a slow request makes or sees, so they do not count: the first keeps
-#: a request if it is slower than those before, and the others look ten times a second
-#: whether the server is to end.
-_OF_SLOW_REQUESTS = (
-    "app/observe/journal.py",
-    "uvicorn/server.py",
-    "app/http/server.py",
-    "app/run.py",
-)
 #: Calls with which the reading of a large body stops and goes on again. How often it
 #: does depends on how long turns of the event loop take (`ReadBudget`).
 _OF_LONG_TURNS = frozenset(
@@ -156,9 +147,7 @@ def _read(file: Path, requests: int) -> Calls:
             {
                 name: round(n / requests)
                 for name, n in found.items()
-                if 2 * n >= requests
-                and not name.partition(" ")[0].endswith(_OF_SLOW_REQUESTS)
-                and name not in _OF_LONG_TURNS
+                if 2 * n >= requests and name not in _OF_LONG_TURNS
             }
         )
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from bench import calls
 from bench.cases.scenarios import SCENARIOS, Mode
 from bench.counts.cases import START, compiled_models, variables
-from bench.counts.memory import Usage, described, medians
+from bench.counts.memory import Usage, described, usual
 from bench.counts.system_calls import traced
 from bench.drivers.load import whole
 from bench.servers.interposed import build, environment
@@ -89,7 +89,7 @@ def swap_memory(*, compiled: bool) -> dict[str, Usage]:
         folder = Path(name)
         own = environment(build(folder), folder)
         with _served(variables(compiled=compiled) | own) as server:
-            return described(medians(server, _requests(), folder))
+            return described(usual(server, _requests(), folder))
 
 
 def swap_system_calls(*, compiled: bool) -> dict[str, dict[str, int]]:
