@@ -73,6 +73,8 @@ _ROLES = {
     ),
     "from tests.warm import script; script()": ("tests.warm_scripts",),
 }
+#: Imported where the installed version has them.
+_INNER = ("typer.",)
 #: Modules that are run by their names, which the last of the roles has imported.
 _MODULES = {"popgate_workers.process": "worker"}
 #: Read when modules are imported. OpenTelemetry's SDK, which reads more, is not
@@ -314,8 +316,13 @@ def serve() -> None:
     _, number, role = sys.argv
     for name in _ROLES[role]:
         # The core's tests also run where no plugin is installed.
-        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            continue
+        try:
             importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not str(error.name).startswith(_INNER):
+                raise
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGTERM, _leave)
