@@ -27,12 +27,21 @@ BARE = "popgate.bare"
 NAMES = "popgate.certificate"
 #: A mark in a scope: another process of the server writes the answer.
 RELAYED = "popgate.relayed"
+#: A mark in the message that a client has disconnected: its request was complete.
+WHOLE = "popgate.whole"
 #: The key of a scope for the `Key` that admitted its request.
 HOLDER = "popgate.key"
 
 
 class ClientGone(Exception):
-    """The client has disconnected, so the answer is dropped."""
+    """The client has disconnected, so the answer is dropped.
+
+    `is_whole` is true if its request was complete.
+    """
+
+    def __init__(self, *, is_whole: bool = False) -> None:
+        super().__init__()
+        self.is_whole = is_whole
 
 
 async def send_response(send: Send, response: Response) -> None:

@@ -96,6 +96,13 @@ class AsgiCall(Call):
             pass
         self.disconnect()
 
+    def never_begin(self) -> None:
+        """Count the complete request as cancelled: its client left before `begin`."""
+        entry = self.service.models.paths.get(self.path)
+        if entry is not None:
+            self.find(entry, monotonic_ns())
+        self.disconnect()
+
     def leave(self) -> None:
         """Cancel the request because its task ends."""
         if self._watcher is not None:

@@ -37,6 +37,7 @@ from app.http.asgi import (
     HOLDER,
     NAMES,
     RELAYED,
+    WHOLE,
     ASGIApp,
     ClientGone,
     Message,
@@ -356,8 +357,11 @@ class InferFront(Application):
         except InvalidRequest as error:
             answer = ErrorResponse.of(error, close=True)
             await send_error(send, _in_form(answer, call.form))
-        except ClientGone:
-            pass
+        except ClientGone as gone:
+            if gone.is_whole:
+                log: RequestLog = scope[KEY]
+                log.is_done = True
+                call.never_begin()
         return None
 
     async def _read_body(
@@ -384,7 +388,7 @@ class InferFront(Application):
         while more:
             message = await receive()
             if message["type"] != "http.request":
-                raise ClientGone
+                raise ClientGone(is_whole=message.get(WHOLE, False))
             chunk: bytes = message.get("body", b"")
             more = message.get("more_body", False)
             size += len(chunk)

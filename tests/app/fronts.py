@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from app.http.asgi import Message, Receive, Scope, Send
+from app.http.asgi import WHOLE, Message, Receive, Scope, Send
 from app.http.front import InferFront
 from app.limits import DEFAULT_LIMITS, Limits
 from app.observe.metrics import ModelMetrics
@@ -159,8 +159,8 @@ class Client:
             {"type": "http.request", "body": chunk, "more_body": more}
         )
 
-    def disconnect(self) -> None:
-        self.incoming.put_nowait({"type": "http.disconnect"})
+    def disconnect(self, *, is_whole: bool = False) -> None:
+        self.incoming.put_nowait({"type": "http.disconnect", WHOLE: is_whole})
 
     async def _receive(self) -> Message:
         self.received += 1

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from uvicorn.server import ServerState
 
 from app.errors import ErrorResponse, error_body
-from app.http.asgi import ASGIApp, Message, Scope, send_error
+from app.http.asgi import WHOLE, ASGIApp, Message, Scope, send_error
 from app.http.connection.flow import Flow
 from app.http.connection.framing import Head
 from app.http.connection.response_framing import ResponseFramer
@@ -147,7 +147,7 @@ class AsgiCycle:
             await self._changed.wait()
             self._changed.clear()
         if self.disconnected or self.response_complete:
-            return {"type": "http.disconnect"}
+            return {"type": "http.disconnect", WHOLE: not self.more_body}
         body, self.body = bytes(self.body), bytearray()
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 

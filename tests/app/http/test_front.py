@@ -244,6 +244,25 @@ async def test_client_that_leaves_within_its_body() -> None:
 
 
 @scenario
+async def test_client_that_leaves_before_its_whole_request_begins() -> None:
+    class Offering(fronts.Late):
+        def offers(self, name: str, version: str | None) -> bool:
+            return name == "late"
+
+    runner = Doubler()
+    app = fronts.front(runner, absent=Offering())
+    for path in ("/v1/models/m/infer", "/v1/models/late/infer"):
+        client = Client(app, path, body=[])
+        client.disconnect(is_whole=True)
+        await client.run()
+        assert client.sent == []
+    assert runner.submitted == []
+    assert stats_of(app).failures[FailureReason.CANCELED] == 1
+    assert stats_of(app).pending == 0
+    assert [one.status for one in app.service.journal.failed] == [499, 499]
+
+
+@scenario
 async def test_client_that_leaves_while_it_waits() -> None:
     runner = Doubler("never")
     app = fronts.front(runner)

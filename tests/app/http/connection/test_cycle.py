@@ -12,7 +12,7 @@ import pytest
 from uvicorn.server import ServerState
 
 from app.codec.messages import Header
-from app.http.asgi import Receive, Scope, Send
+from app.http.asgi import WHOLE, Receive, Scope, Send
 from app.http.connection.cycle import AsgiCycle
 from app.http.connection.flow import Flow
 from app.http.connection.framing import Head
@@ -92,7 +92,7 @@ def test_a_body_in_parts_is_answered() -> None:
         assert connection.written.endswith(b"2\r\nab\r\n0\r\n\r\n")
         assert (connection.completed, connection.transport.is_closing()) == (1, False)
         assert cycle.response_complete
-        assert await cycle.receive() == {"type": "http.disconnect"}
+        assert (await cycle.receive())["type"] == "http.disconnect"
 
     asyncio.run(check())
 
@@ -124,6 +124,17 @@ def test_who_has_gone_gets_nothing() -> None:
     connection.run(answer)
     assert connection.written == b""
     assert connection.completed == 0
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_who_has_gone_had_sent_a_whole_request_or_half_of_one(is_whole: bool) -> None:
+    cycle = Connection().cycle
+    cycle.receive_body([b"a"])
+    if is_whole:
+        cycle.end_body()
+    cycle.drop()
+    gone = {"type": "http.disconnect", WHOLE: is_whole}
+    assert asyncio.run(cycle.receive()) == gone
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
