@@ -74,7 +74,7 @@ _ADDRESS = re.compile(r"(?:localhost|127\.0\.0\.1):8000")
 
 @dataclass(frozen=True)
 class Block:
-    """A block of a page, below the heading `section` of the second level.
+    """A block of a page, below `headings` of the second and the third level.
 
     `line` is that of its fence, from 1.
     """
@@ -83,7 +83,11 @@ class Block:
     line: int
     language: str
     text: str
-    section: str = ""
+    headings: tuple[str, ...] = ()
+
+    @property
+    def section(self) -> str:
+        return next(iter(self.headings), "")
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -92,15 +96,16 @@ class Block:
 def read_blocks(page: str) -> list[Block]:
     """All blocks of a page. Raises AssertionError for one that has no language."""
     blocks = []
-    section = ""
+    headings: tuple[str, ...] = ()
     tokens = MarkdownIt().parse((ROOT / page).read_text(encoding="utf-8"))
     for at, token in enumerate(tokens):
-        if token.type == "heading_open" and token.tag == "h2":
-            section = tokens[at + 1].content
+        if token.type == "heading_open" and token.tag in ("h2", "h3"):
+            above = headings[:1] if token.tag == "h3" else ()
+            headings = (*above, tokens[at + 1].content)
         elif token.type in ("fence", "code_block"):
             assert token.map is not None
             block = Block(
-                page, token.map[0] + 1, token.info.strip(), token.content, section
+                page, token.map[0] + 1, token.info.strip(), token.content, headings
             )
             assert block.language in LANGUAGES, f"{block} is {block.language!r}"
             blocks.append(block)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.served import ROOT, ServedGateway
-from tests.docs.reader import NOT_RUN, Reader, Servers, commands, read_blocks
+from tests.docs.reader import NOT_RUN, Block, Reader, Servers, commands, read_blocks
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
@@ -26,18 +26,20 @@ PAGES = sorted(
 FOLLOWED = {"docs/how-to/send-files.md", "docs/tutorials/python-model.md"}
 #: Packages that are not installed with the rest, and the page whose blocks behind a
 #: heading need them.
-NEEDS = {
+NEEDS: dict[str, dict[str, tuple[str, ...]]] = {
     "docs/how-to/bring-a-model.md": {
         "scikit-learn": ("sklearn", "skl2onnx", "pandas"),
         "LightGBM and XGBoost": ("sklearn", "lightgbm", "xgboost", "onnxmltools"),
         "PyTorch": ("torch", "onnxscript"),  # too large for CI
-    }
+    },
+    "docs/reference/encodings.md": {"Tables from Python": ("pandas",)},
 }
 
 
-def missing(page: str, section: str) -> str:
-    """Return a package that a section needs and that is not installed, or ""."""
-    modules = NEEDS.get(page, {}).get(section, ())
+def missing(block: Block) -> str:
+    """Return a package that a block needs and that is not installed, or ""."""
+    needs = NEEDS.get(block.page, {})
+    modules = (m for heading in block.headings for m in needs.get(heading, ()))
     return next((m for m in modules if importlib.util.find_spec(m) is None), "")
 
 
@@ -51,7 +53,7 @@ def servers(triton: ServedGateway) -> Iterator[Servers]:
 def test_the_blocks_of_a_page_work(page: str, tmp_path: Path, servers: Servers) -> None:
     with Reader(tmp_path, servers) as reader:
         for block in read_blocks(page):
-            if missing(page, block.section):
+            if missing(block):
                 continue
             try:
                 reader.follow(block)
