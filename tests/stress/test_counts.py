@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import tomllib
 
+import orjson
 import pytest
 
 from bench.counts.__main__ import SWAP
@@ -23,6 +24,11 @@ from bench.servers.interposed import can_build
 
 STATED = tomllib.loads(TABLE.read_text())
 needs_compiler = pytest.mark.skipif(not can_build(), reason="needs cc and glibc")
+# With orjson 3.10 and 3.11 a large JSON request takes 46 to 83 large blocks, not 119.
+needs_this_orjson = pytest.mark.skipif(
+    tuple(map(int, orjson.__version__.split(".")[:2])) < (3, 12),
+    reason="orjson before 3.12 makes fewer large blocks than the table has",
+)
 needs_strace = pytest.mark.skipif(not can_trace(), reason="needs strace")
 # Another Python allocates otherwise, and its library makes other calls in a swap.
 needs_this_python = pytest.mark.skipif(
@@ -57,6 +63,7 @@ def test_requests_make_as_many_calls_as_stated() -> None:
 
 
 @needs_this_python
+@needs_this_orjson
 @needs_compiler
 def test_requests_allocate_copy_and_wake_as_stated() -> None:
     found = memory_and_wakeups([*CASES.values()], compiled=False)
