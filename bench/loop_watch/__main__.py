@@ -12,6 +12,10 @@ gateway and its workers, and the share of the processor time that the hypervisor
 other guests, alone and beside the case. At the end it shows every turn of an event loop
 of more than 20 ms of processor time (`POPGATE_LOOP_WATCH`), with its place in the code.
 
+The first row is a control: processes that compute, one for each core, with the priority
+of the server's threads for large work, and that request nothing. What the neighbours
+lose beside these, they lose to the machine and not to the server.
+
 Exit code 1 if there was such a turn, or an unexpected answer. With `--transfer-memory`
 the same holds if the gateway took more than that and 200 MiB in a case. Times are not
 judged, because other work on the machine changes them.
@@ -31,10 +35,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from statistics import quantiles
+from subprocess import Popen
 from typing import Any
 
 import msgpack
@@ -46,6 +51,7 @@ from bench.cases.models import write_models
 from bench.servers.machine import StolenTime
 from bench.servers.processes import command_line, tree
 from bench.servers.server import HOST, Server, compile_models, gateway
+from engine.thread_priority import NICENESS
 
 MIB = 1 << 20
 #: The times that a case is requested at least, and the seconds that it goes on.
@@ -260,6 +266,31 @@ def memory(server: Server) -> int:
     return total
 
 
+def show(what: str, alone: Others, others: Others, taken: float) -> None:
+    """Print a row of effects. `taken` are MiB."""
+    print(
+        f"{what} health {others.worst * 1e3:4.0f} ms, "
+        f"p99 {alone.p99 * 1e3:4.1f} to {others.p99 * 1e3:5.1f} ms "
+        f"(x{others.p99 / alone.p99:.2f}), memory +{taken:.0f} MiB, "
+        f"stolen {alone.stolen:.0%} and {others.stolen:.0%}",
+        flush=True,
+    )
+
+
+def control(server: Server) -> None:
+    """Print the effect of processes that only compute, one for each core."""
+    with Others(server) as alone:
+        time.sleep(SECONDS)
+    compute = f"import os; os.nice({NICENESS})\nwhile True: pass"
+    with ExitStack() as stack:
+        for _ in range(os.cpu_count() or 1):
+            process = stack.enter_context(Popen([sys.executable, "-c", compute]))
+            stack.callback(process.kill)
+        with Others(server) as others:
+            time.sleep(SECONDS)
+    show(f"{'no request, busy cores':53}", alone, others, 0.0)
+
+
 def beside(server: Server, groups: Sequence[Sequence[str]], most: int) -> bool:
     """Run these cases, each group in its own process at the same time, and print the
     effects. Return whether the answers were right and at most `most` MiB were taken (0:
@@ -293,13 +324,7 @@ def beside(server: Server, groups: Sequence[Sequence[str]], most: int) -> bool:
     for (_, status), times in got.items():
         statuses[status] += times
     taken = (others.memory - before) / MIB
-    print(
-        f"{name:28} {dict(statuses)!s:24} health {others.worst * 1e3:4.0f} ms, "
-        f"p99 {alone.p99 * 1e3:4.1f} to {others.p99 * 1e3:5.1f} ms "
-        f"(x{others.p99 / alone.p99:.2f}), memory +{taken:.0f} MiB, "
-        f"stolen {alone.stolen:.0%} and {others.stolen:.0%}",
-        flush=True,
-    )
+    show(f"{name:28} {dict(statuses)!s:24}", alone, others, taken)
     busy = {503, 504, 429} if most or len(groups) > 1 else set()
     if most and taken > most + BESIDES:
         return False
@@ -325,6 +350,7 @@ def run(folder: Path, workers: int, names: Sequence[str], most: int) -> bool:
     with gateway(repository, *options, environment=environment) as server:
         server.wait_ready()
         print(f"{workers} process(es)")
+        control(server)
         watched.unlink(missing_ok=True)  # memory of the start
         groups = [[[name]] for name in names] + [[[name] for name in names]]
         is_right = True
