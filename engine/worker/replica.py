@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from engine.config import NEVER_NS
 from engine.errors import Cancelled, ExecutionFailed
 from engine.model.batch_plan import BatchPlan
+from engine.programs.executor import Executor
 from engine.transport.anchor_ring import lock_all, unlock_all
 from engine.transport.channel import CANCELLED, REQUEST, REQUEST_SLOT
 from engine.transport.outcome import DeviceOutcome, outcome_of
@@ -29,9 +29,6 @@ from engine.worker.client_channel import ClientChannel
 from engine.worker.failure_isolation import isolate_failure
 from engine.worker.fair_queue import DeviceShares, FairQueue
 from engine.worker.results import Results, Waiter, answer
-
-if TYPE_CHECKING:
-    from engine.programs.executor import Executor
 
 logger = logging.getLogger(__name__)
 
