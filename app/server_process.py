@@ -26,7 +26,7 @@ def prepare_process(settings: Settings) -> None:
     if settings.error_statuses != HTTP_STATUSES:
         use_statuses(profile_named(settings.error_statuses).statuses)
     # The interpreter's lock lets only one thread at a time allocate anyway.
-    keep_large_blocks(arenas=1)
+    keep_large_blocks(arenas=1, free=32 << 20, kept=16 << 20)
     # A loaded model and a connection take one descriptor each, so the usual 1024 are
     # soon used up.
     raise_descriptor_limit()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,9 @@ SMALL = 64 * 1024
 #: After so many bytes less than at most before, malloc's free memory is returned. New
 #: blocks of more than 64 MiB do not use it, so the process would have both.
 _RETURNED_FROM: Final = 128 << 20
+#: Seconds until then. All threads that use malloc wait for up to 30 ms meanwhile, so
+#: that happens to fewer than one in a hundred requests.
+_RETURNED_AFTER: Final = 5.0
 
 _GROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -48,7 +52,9 @@ class TransferMemory:
     server hold bytes too, `limit` is the rest according to the last reading.
     """
 
-    __slots__ = ("_most", "_peak", "_reserved", "_total", "held", "limit")
+    __slots__ = (
+        "_is_returning", "_most", "_peak", "_reserved", "_total", "held", "limit",
+    )  # fmt: skip
 
     def __init__(self, limit: int = 0, total: Total | None = None) -> None:
         """Make the limit of `limit` bytes; 0 is half of the memory that this process
@@ -58,6 +64,7 @@ class TransferMemory:
         self._total = total
         self._reserved: set[Reservation] = set()
         self.held = self._peak = 0
+        self._is_returning = False
 
     @property
     def reserved(self) -> int:
@@ -77,12 +84,18 @@ class TransferMemory:
             others = self._total.publish(mine) - mine
         if mine > self._peak:
             self._peak = mine
-        elif self._peak - mine > _RETURNED_FROM:
+        elif self._peak - mine > _RETURNED_FROM and not self._is_returning:
             self._peak = mine
             # `Thread.start` would wait until the thread runs.
             with suppress(RuntimeError):  # no more threads
-                _thread.start_new_thread(return_free_memory, ())
+                _thread.start_new_thread(self._return_later, ())
+                self._is_returning = True
         self.limit = self._most - others - reserved
+
+    def _return_later(self) -> None:
+        time.sleep(_RETURNED_AFTER)
+        self._is_returning = False
+        return_free_memory()
 
     @property
     def most(self) -> int:

@@ -21,6 +21,7 @@ PAGE = mmap.PAGESIZE
 
 #: mallopt(3) parameters of glibc.
 _M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _KEEP_BLOCKS_UP_TO = 64 * 1024 * 1024
@@ -112,7 +113,9 @@ class SharedMemory:
         return f"<SharedMemory {self.size} bytes>"
 
 
-def keep_large_blocks(*, arenas: int = 0) -> bool:
+def keep_large_blocks(
+    *, arenas: int = 0, free: int = 2 * _KEEP_BLOCKS_UP_TO, kept: int = 0
+) -> bool:
     """Make malloc keep blocks of up to 64 MiB instead of returning them.
 
     glibc returns every block over 128 KiB to the kernel at once. Each next block then
@@ -122,13 +125,17 @@ def keep_large_blocks(*, arenas: int = 0) -> bool:
     Each thread may have its own arena, which keeps the memory that the thread freed and
     that no other thread uses. `arenas` limits the number of arenas (0: no limit). Call
     this before threads are started.
+
+    If `free` bytes at an arena's end are free, all but `kept` are returned.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
     kept = mallopt(_M_MMAP_THRESHOLD, _KEEP_BLOCKS_UP_TO)
-    trimmed = mallopt(_M_TRIM_THRESHOLD, 2 * _KEEP_BLOCKS_UP_TO)
+    trimmed = mallopt(_M_TRIM_THRESHOLD, free)
+    if kept:
+        mallopt(_M_TOP_PAD, kept)
     if arenas:
         mallopt(_M_ARENA_MAX, arenas)
     return bool(kept and trimmed)
@@ -137,7 +144,7 @@ def keep_large_blocks(*, arenas: int = 0) -> bool:
 def return_free_memory() -> None:
     """Return the memory that malloc keeps to the system.
 
-    Holds the locks of malloc for some 4 ms for each 100 MB. Does nothing if the C
+    Holds the locks of malloc for 4 to 7 ms for each 100 MB. Does nothing if the C
     library has no malloc_trim (musl).
     """
     with contextlib.suppress(AttributeError, OSError):

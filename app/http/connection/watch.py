@@ -64,8 +64,7 @@ class Watch:
         unsent = transport.get_write_buffer_size()
         found = clocks.look(now, unsent, awaited, message, arrived, patience)
         if found is Verdict.STAYS:
-            # The event loop does not notice a client that has gone while it is not
-            # reading from the connection.
+            # The event loop notices no client that goes while it reads nothing.
             if awaited == ANSWER and self._flow.read_paused and _has_gone(transport):
                 transport.abort()
         elif found is Verdict.NOT_TAKEN:
