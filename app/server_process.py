@@ -25,8 +25,9 @@ def prepare_process(settings: Settings) -> None:
     set_up_logging(settings.log_level, settings.log_format)
     if settings.error_statuses != HTTP_STATUSES:
         use_statuses(profile_named(settings.error_statuses).statuses)
-    # The interpreter's lock lets only one thread at a time allocate anyway.
-    keep_large_blocks(arenas=1, free=32 << 20, kept=16 << 20)
+    # The interpreter's lock lets only one thread at a time allocate anyway. Free memory
+    # is returned at a chosen time (`TransferMemory`), because that takes long.
+    keep_large_blocks(arenas=1, free=(1 << 31) - 1)
     # A loaded model and a connection take one descriptor each, so the usual 1024 are
     # soon used up.
     raise_descriptor_limit()

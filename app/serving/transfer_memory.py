@@ -23,8 +23,8 @@ SMALL = 64 * 1024
 #: After so many bytes less than at most before, malloc's free memory is returned. New
 #: blocks of more than 64 MiB do not use it, so the process would have both.
 _RETURNED_FROM: Final = 128 << 20
-#: Seconds until then. All threads that use malloc wait for up to 30 ms meanwhile, so
-#: that happens to fewer than one in a hundred requests.
+#: Seconds until then, unless 60 % of the limit was held. All threads that use malloc
+#: wait for up to 30 ms, which so meets fewer than one in a hundred requests.
 _RETURNED_AFTER: Final = 5.0
 
 _GROUP_LIMITS = (
@@ -84,16 +84,18 @@ class TransferMemory:
             others = self._total.publish(mine) - mine
         if mine > self._peak:
             self._peak = mine
-        elif self._peak - mine > _RETURNED_FROM and not self._is_returning:
-            self._peak = mine
-            # `Thread.start` would wait until the thread runs.
-            with suppress(RuntimeError):  # no more threads
-                _thread.start_new_thread(self._return_later, ())
-                self._is_returning = True
+        elif self._peak - mine > _RETURNED_FROM:
+            is_urgent, self._peak = self._peak > 0.6 * self._most, mine
+            if is_urgent or not self._is_returning:
+                wait = 0.0 if is_urgent else _RETURNED_AFTER
+                # `Thread.start` would wait until the thread runs.
+                with suppress(RuntimeError):  # no more threads
+                    _thread.start_new_thread(self._return_free, (wait,))
+                    self._is_returning = not is_urgent
         self.limit = self._most - others - reserved
 
-    def _return_later(self) -> None:
-        time.sleep(_RETURNED_AFTER)
+    def _return_free(self, wait: float) -> None:
+        time.sleep(wait)
         self._is_returning = False
         return_free_memory()
 

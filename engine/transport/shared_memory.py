@@ -21,7 +21,6 @@ PAGE = mmap.PAGESIZE
 
 #: mallopt(3) parameters of glibc.
 _M_TRIM_THRESHOLD = -1
-_M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _KEEP_BLOCKS_UP_TO = 64 * 1024 * 1024
@@ -113,9 +112,7 @@ class SharedMemory:
         return f"<SharedMemory {self.size} bytes>"
 
 
-def keep_large_blocks(
-    *, arenas: int = 0, free: int = 2 * _KEEP_BLOCKS_UP_TO, kept: int = 0
-) -> bool:
+def keep_large_blocks(*, arenas: int = 0, free: int = 2 * _KEEP_BLOCKS_UP_TO) -> bool:
     """Make malloc keep blocks of up to 64 MiB instead of returning them.
 
     glibc returns every block over 128 KiB to the kernel at once. Each next block then
@@ -126,7 +123,7 @@ def keep_large_blocks(
     that no other thread uses. `arenas` limits the number of arenas (0: no limit). Call
     this before threads are started.
 
-    If `free` bytes at an arena's end are free, all but `kept` are returned.
+    If `free` bytes at an arena's end are free, they are returned.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -134,8 +131,6 @@ def keep_large_blocks(
         return False
     kept = mallopt(_M_MMAP_THRESHOLD, _KEEP_BLOCKS_UP_TO)
     trimmed = mallopt(_M_TRIM_THRESHOLD, free)
-    if kept:
-        mallopt(_M_TOP_PAD, kept)
     if arenas:
         mallopt(_M_ARENA_MAX, arenas)
     return bool(kept and trimmed)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 # Small objects between the blocks, so that malloc returns no block by itself.
 PROGRAM = """
+import sys
 import time
 from pathlib import Path
 
@@ -19,8 +22,8 @@ def used():
     return sum(int(line.split()[1]) << 10 for line in lines if "RssAnon" in line)
 
 
-assert keep_large_blocks(arenas=1)
-memory = TransferMemory(1 << 30)
+assert keep_large_blocks(arenas=1, free=(1 << 31) - 1)
+memory = TransferMemory(int(sys.argv[1]))
 blocks, small = [], []
 for _ in range(800):
     blocks.append(b"x" * 250_000)
@@ -38,9 +41,10 @@ while used() > before - 150_000_000:
 """
 
 
-def test_freed_memory_is_returned() -> None:
+@pytest.mark.parametrize("limit", [1 << 30, 250_000_000], ids=["later", "at once"])
+def test_freed_memory_is_returned(limit: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, str(limit)],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
