@@ -49,7 +49,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaParts:
-    """What a replica is made of. `main` are the indices of its main programs."""
+    """The parts of a replica. `main` are the indices of its main programs."""
 
     number: int
     name: str
