@@ -27,7 +27,7 @@ def prepare_process(settings: Settings) -> None:
         use_statuses(profile_named(settings.error_statuses).statuses)
     # The interpreter's lock lets only one thread at a time allocate anyway. Free memory
     # is returned at a chosen time (`TransferMemory`), because that takes long.
-    keep_large_blocks(arenas=1, free=(1 << 31) - 1)
+    keep_large_blocks(arenas=1, returns=False)
     # A loaded model and a connection take one descriptor each, so the usual 1024 are
     # soon used up.
     raise_descriptor_limit()

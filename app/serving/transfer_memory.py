@@ -91,12 +91,13 @@ class TransferMemory:
                 # `Thread.start` would wait until the thread runs.
                 with suppress(RuntimeError):  # no more threads
                     _thread.start_new_thread(self._return_free, (wait,))
-                    self._is_returning = not is_urgent
+                    self._is_returning |= not is_urgent
         self.limit = self._most - others - reserved
 
     def _return_free(self, wait: float) -> None:
-        time.sleep(wait)
-        self._is_returning = False
+        if wait:
+            time.sleep(wait)
+            self._is_returning = False
         return_free_memory()
 
     @property

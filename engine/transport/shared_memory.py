@@ -112,7 +112,7 @@ class SharedMemory:
         return f"<SharedMemory {self.size} bytes>"
 
 
-def keep_large_blocks(*, arenas: int = 0, free: int = 2 * _KEEP_BLOCKS_UP_TO) -> bool:
+def keep_large_blocks(*, arenas: int = 0, returns: bool = True) -> bool:
     """Make malloc keep blocks of up to 64 MiB instead of returning them.
 
     glibc returns every block over 128 KiB to the kernel at once. Each next block then
@@ -123,14 +123,15 @@ def keep_large_blocks(*, arenas: int = 0, free: int = 2 * _KEEP_BLOCKS_UP_TO) ->
     that no other thread uses. `arenas` limits the number of arenas (0: no limit). Call
     this before threads are started.
 
-    If `free` bytes at an arena's end are free, they are returned.
+    If not `returns`, only `return_free_memory` returns what is free.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
     kept = mallopt(_M_MMAP_THRESHOLD, _KEEP_BLOCKS_UP_TO)
-    trimmed = mallopt(_M_TRIM_THRESHOLD, free)
+    most = 2 * _KEEP_BLOCKS_UP_TO if returns else (1 << 31) - 1
+    trimmed = mallopt(_M_TRIM_THRESHOLD, most)
     if arenas:
         mallopt(_M_ARENA_MAX, arenas)
     return bool(kept and trimmed)

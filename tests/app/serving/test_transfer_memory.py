@@ -22,7 +22,7 @@ def used():
     return sum(int(line.split()[1]) << 10 for line in lines if "RssAnon" in line)
 
 
-assert keep_large_blocks(arenas=1, free=(1 << 31) - 1)
+assert keep_large_blocks(arenas=1, returns=False)
 memory = TransferMemory(int(sys.argv[1]))
 blocks, small = [], []
 for _ in range(800):
