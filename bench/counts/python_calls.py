@@ -42,12 +42,10 @@ def python_calls(cases: Collection[Scenario]) -> dict[str, dict[str, int]]:
 
 
 def _described(found: calls.RequestPath, *, is_large: bool) -> dict[str, int]:
-    if is_large:
-        counts = found.gateway.counts
-        for name in _OF_PIECES:
-            counts[name] = min(counts[name], 1)
+    counts = found.gateway.counts
+    again = sum(max(0, counts[name] - 1) for name in _OF_PIECES) if is_large else 0
     return {
-        "gateway": found.gateway.total,
+        "gateway": found.gateway.total - again,
         "device": found.device.total,
         "files": found.files,
     }
