@@ -50,8 +50,9 @@ def install(target: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy_core(Path(folder))
         pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-        where = ["--no-deps", "--no-build-isolation", "--target", str(packages), folder]
-        subprocess.run([*pip, "install", *where], check=True)
+        how = ["--no-deps", "--no-build-isolation", "--no-compile"]
+        where = ["--target", str(packages), folder]
+        subprocess.run([*pip, "install", *how, *where], check=True)
     # The borrowed packages come after the core, because the first distribution of a
     # name on the path provides its entry points.
     (packages / "borrowed.pth").write_text(f"{ours}\n")

@@ -31,7 +31,8 @@ def install(wheel: Path, folder: Path) -> Path:
     """
     venv.create(folder, symlinks=True)
     pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python")
-    run(*pip, "install", "-q", "--no-deps", "--no-index", wheel, cwd=wheel.parent)
+    options = ("-q", "--no-deps", "--no-index", "--no-compile")
+    run(*pip, "install", *options, wheel, cwd=wheel.parent)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     # What stands in the .pth files there, this source tree for one, is not taken over.
     others = folder / "lib" / version / "site-packages" / "others.pth"

@@ -1,4 +1,7 @@
-"""What `python -m build` makes works where nothing of the source tree is."""
+"""The archive and the wheel work where nothing of the source tree is.
+
+The wheel is made from the files of the image's context, as the Dockerfile does.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from native.build_context import context_files
+from native.build_context import context_files, copy_context
 from tests.native.installed import ROOT, install, run, serves_the_example
 
 #: Folders with packages in them.
@@ -31,15 +34,35 @@ _NOT_COPIED = (
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made from the source archive, as `python -m build` does it."""
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source archive, which `python -m build` makes first."""
     folder = tmp_path_factory.mktemp("dist")
     source = folder / "source"
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*_NOT_COPIED))
-    run(sys.executable, "-m", "build", "--no-isolation", "-o", folder, cwd=source)
-    (made,) = folder.glob("*.whl")
-    (archive,) = folder.glob("*.tar.gz")
-    assert archive.name == f"popgate-{PROJECT['version']}.tar.gz"
+    build = (sys.executable, "-m", "build", "--no-isolation", "--sdist")
+    run(*build, "-o", folder, cwd=source)
+    (made,) = folder.glob("*.tar.gz")
+    assert made.name == f"popgate-{PROJECT['version']}.tar.gz"
+    return made
+
+
+@pytest.fixture(scope="module")
+def source(archive: Path) -> Path:
+    """The files of the source archive."""
+    with tarfile.open(archive) as packed:
+        packed.extractall(archive.parent / "unpacked", filter="data")
+    (folder,) = (archive.parent / "unpacked").iterdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path) -> Path:
+    """Made from no other files of the archive than a builder of the image receives."""
+    context = source.parent / "context"
+    copy_context(source, context)
+    build = (sys.executable, "-m", "build", "--no-isolation", "--wheel")
+    run(*build, "-o", source.parent / "wheel", cwd=context)
+    (made,) = (source.parent / "wheel").glob("*.whl")
     return made
 
 
@@ -69,11 +92,7 @@ def test_all_packages_and_their_data_are_in_it(wheel: Path) -> None:
     assert {f"{name}/py.typed" for name in ("popgate", "app", "engine")} <= found
 
 
-def test_the_source_archive_builds_the_image(wheel: Path, tmp_path: Path) -> None:
-    (packed,) = wheel.parent.glob("*.tar.gz")
-    with tarfile.open(packed) as archive:
-        archive.extractall(tmp_path, filter="data")
-    (source,) = tmp_path.iterdir()
+def test_the_source_archive_builds_the_image(source: Path) -> None:
     # Without what tools have left in the tree.
     built = re.compile(r".*\.(?:c|so)|.*(?:__pycache__|\.egg-info/|/\.).*")
     made = {name for name in context_files(ROOT) if not built.fullmatch(name)}
