@@ -31,14 +31,7 @@ T = TypeVar("T")
 #: Seconds that a process may take to end after its owner has let go.
 PATIENCE = 30.0
 #: Threads that a process starts once, when it needs them first, and keeps.
-KEPT_THREADS = {"popgate-copy"}
-#: Tests that do not yet close all that they open. The list only gets shorter.
-NOT_YET = (
-    "plugins/tools/",
-    "plugins/remote/tests/",
-    "tests/app/test_pairs_at_work.py",
-    "tests/docs/",
-)
+KEPT_THREADS = {"popgate-copy", "tqdm_monitor"}
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -57,6 +50,7 @@ class LeakCheck:
 
     def __init__(self) -> None:
         self._allowed: Counter[str] = Counter()
+        self._is_keeping = False
         self._failed = False
         self._left: list[str] = []
         self._shared_memory = _shared_memory()
@@ -81,20 +75,28 @@ class LeakCheck:
     ) -> Generator[None, object, object]:
         if fixturedef.scope == "function":
             return (yield)
-        before = look()
-        try:
+        with self.keeping():
             return (yield)
+
+    @contextlib.contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Allow what is opened in the block to stay open behind the test."""
+        if self._is_keeping:
+            yield
+            return
+        before = look()
+        self._is_keeping = True
+        try:
+            yield
         finally:
+            self._is_keeping = False
             self._allowed += look().beyond(before.counts)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(
-        self, item: pytest.Item
-    ) -> Generator[None, object, object]:
+    def pytest_runtest_teardown(self) -> Generator[None, object, object]:
         result = yield
         # A failed test's frames live on in its report, with all that they hold.
-        excused = self._failed or item.nodeid.startswith(NOT_YET)
-        if not excused and (left := left_over(self._allowed)):
+        if not self._failed and (left := left_over(self._allowed)):
             pytest.fail(f"the test leaves behind: {_listed(left)}", pytrace=False)
         return result
 
@@ -133,7 +135,12 @@ def pytest_configure(config: pytest.Config) -> None:
     uvloop.new_event_loop().close()
     with contextlib.suppress(ImportError):
         importlib.import_module("gevent").get_hub()
-    config.pluginmanager.register(LeakCheck(), "leaks")
+    config.pluginmanager.register(_CHECK, "leaks")
+
+
+def keeping() -> contextlib.AbstractContextManager[None]:
+    """Return a block for what a module's fixture opens only when a test asks for it."""
+    return _CHECK.keeping()
 
 
 def left_over(allowed: Counter[str]) -> Counter[str]:
@@ -244,3 +251,7 @@ def _mapped() -> set[str]:
 
 def _listed(left: Counter[str]) -> str:
     return ", ".join(f"{name} x{n}" if n > 1 else name for name, n in left.items())
+
+
+#: The check of this process.
+_CHECK = LeakCheck()

@@ -10,6 +10,7 @@ import pytest
 
 from tests.app.served import Serve, ServedGateway, share_memory, trace_to
 from tests.engine import models
+from tests.leaks import keeping
 
 
 def fill_repository(root: Path) -> Path:
@@ -46,7 +47,8 @@ def serving(folders: pytest.TempPathFactory) -> Iterator[Serve]:
         def start(fill: Callable[[Path], object], *options: str) -> ServedGateway:
             root = folders.mktemp("models")
             fill(root)
-            return stack.enter_context(ServedGateway(root, *options)).wait_ready()
+            with keeping():
+                return stack.enter_context(ServedGateway(root, *options)).wait_ready()
 
         yield start
 

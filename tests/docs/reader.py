@@ -44,6 +44,7 @@ from markdown_it import MarkdownIt
 
 from app.cli import main as popgate
 from tests.app.served import ROOT, ServedGateway
+from tests.leaks import keeping
 from tests.support import WAIT
 
 #: What cannot be run here, by how its commands begin, and why.
@@ -139,11 +140,14 @@ class Servers:
             return served
         own = [a for a in arguments if (folder / a).exists() and "examples" not in a]
         # As a reader has it: what a page needs, the page says.
-        served = ServedGateway(None, *arguments, cwd=folder, POPGATE_TRUST_LOOPBACK="")
-        (stack if own else self._stack).enter_context(served)
-        if not own:
-            self._shared[" ".join(arguments)] = served
-        return served.wait_ready()
+        variables = {"POPGATE_TRUST_LOOPBACK": ""}
+        if own:
+            served = ServedGateway(None, *arguments, cwd=folder, **variables)
+            return stack.enter_context(served).wait_ready()
+        with keeping():
+            served = ServedGateway(None, *arguments, cwd=folder, **variables)
+            self._shared[" ".join(arguments)] = self._stack.enter_context(served)
+            return served.wait_ready()
 
     def __enter__(self) -> Servers:
         return self

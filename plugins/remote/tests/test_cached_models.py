@@ -66,11 +66,6 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     found.store.clear()
 
 
-@pytest.fixture
-def remote(tmp_path: Path) -> CachedModels:
-    return CachedModels(tmp_path / "cache")
-
-
 def url_of(web: Web) -> ModelUrl:
     return ModelUrl.of(f"{web.url}/m.onnx")
 
@@ -82,8 +77,9 @@ def served(remote: model_sources.RemoteModels, url: ModelUrl) -> bytes:
 
 
 def test_a_model_is_taken_once_and_again_when_it_changes(
-    web: Web, remote: CachedModels, caplog: pytest.LogCaptureFixture
+    web: Web, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    remote = CachedModels(tmp_path / "cache")
     caplog.set_level(logging.INFO)
     url = url_of(web)
     assert remote.fetch("model m", url)
@@ -124,8 +120,9 @@ def test_what_the_cache_has_is_served_without_a_network(
 
 
 def test_one_that_changes_while_it_comes_is_taken_anew(
-    web: Web, remote: CachedModels, caplog: pytest.LogCaptureFixture
+    web: Web, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    remote = CachedModels(tmp_path / "cache")
     url = url_of(web)
     gate = web.answers["/m.onnx"].gate = threading.Event()
     taking = threading.Thread(target=remote.fetch, args=("model m", url))
@@ -141,9 +138,8 @@ def test_one_that_changes_while_it_comes_is_taken_anew(
     assert "changed meanwhile; the download starts again" in caplog.text
 
 
-def test_a_checksum_that_is_given_has_to_be_right(
-    web: Web, remote: CachedModels
-) -> None:
+def test_a_checksum_that_is_given_has_to_be_right(web: Web, tmp_path: Path) -> None:
+    remote = CachedModels(tmp_path / "cache")
     right, wrong = (hashlib.sha256(b).hexdigest() for b in (BODY, OTHER))
     good = ModelUrl.of(f"{web.url}/m.onnx#sha256={right}")
     assert remote.fetch("model m", good)

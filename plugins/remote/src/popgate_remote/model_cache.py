@@ -27,6 +27,7 @@ import shutil
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,11 +63,15 @@ class Snapshot:
 
 
 class ModelCache:
-    """The folder of the cache. Thread-safe. It is created when something is stored."""
+    """The folder of the cache. Thread-safe. It is created when something is stored.
+
+    It holds snapshots until it is garbage.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._held: dict[Path, int] = {}
+        weakref.finalize(self, _close_all, self._held)
         self._lock = threading.Lock()
 
     def entry(self, url: str) -> CacheEntry:
@@ -323,6 +328,11 @@ class CacheEntry:
                 if folder not in kept and is_left and folder.is_dir():
                     _remove(folder)
         self._cache.sweep()
+
+
+def _close_all(held: Mapping[Path, int]) -> None:
+    for fd in held.values():
+        os.close(fd)
 
 
 def _read_snapshot(folder: Path) -> Snapshot | None:
