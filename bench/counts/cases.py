@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.cases.models import write_models
 from bench.cases.payloads import json_request, msgpack_request, npy_request
-from bench.cases.scenarios import SCENARIOS, VARIED, Mode, Scenario
+from bench.cases.scenarios import SCENARIOS, Mode, Scenario
 from bench.drivers.load import whole
 from bench.servers.server import Server, compile_models, gateway
 
@@ -28,15 +28,16 @@ CASES: dict[str, Scenario] = {
         ("npy", npy_request),
     )
 }
-#: Times that each request of a large case is sent: few, because it has megabytes.
-LARGE = 16
+#: Different requests of a case, which are enough for a median. Large ones have
+#: megabytes.
+SMALL, LARGE = 64, 16
 #: Seconds until a server must have started, also on a busy machine.
 START = 300
 
 
 def number_of(case: Scenario) -> int:
     """Return how many different requests of a case are sent."""
-    return LARGE if case.name.startswith("large") else VARIED
+    return LARGE if case.name.startswith("large") else SMALL
 
 
 def requests(case: Scenario, most: int) -> list[bytes]:

@@ -29,12 +29,10 @@ from statistics import median_low
 
 from bench import calls
 from bench.cases.scenarios import Scenario
-from bench.counts.cases import CASES, requests, served, variables
+from bench.counts.cases import CASES, LARGE, SMALL, requests, served, variables
 from bench.servers.interposed import Interposed, build, environment, read
 from bench.servers.server import HOST, Server
 
-#: Different requests of a case. A median needs few.
-SMALL, LARGE = 64, 16
 #: Requests to each model before those that are counted.
 WARM = 300
 
