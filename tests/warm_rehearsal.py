@@ -1,4 +1,5 @@
-"""Take the first steps of a server once: read its options, and make its routes.
+"""Take the first steps of a server once: read its options, make its routes, and read
+the configuration of a model.
 
 `tests.warm` imports this before it forks servers. What the libraries keep of these
 steps, such as compiled patterns, is there in each server. No step opens or starts
@@ -13,6 +14,7 @@ import typer
 
 from app import cli
 from app.api.plugin_routes import plugin_routes
+from app.config.model_config import parse_model_config
 from app.settings import Settings
 
 
@@ -23,6 +25,7 @@ def _rehearse() -> None:
         assert serve is not None
         serve.make_context("serve", ["--port", "0"], parent=context)
     plugin_routes(Settings())
+    parse_model_config({"max_batch_size": 1})
 
 
 _rehearse()

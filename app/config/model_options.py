@@ -120,8 +120,7 @@ def read_options(
     declared = translated.declared.changed_by(changes.declared)
     if "ensemble" in merged:
         if "max_batch_size" in changes.options:
-            # It is declared for the ensemble. The models of its steps have their own
-            # sizes.
+            # It is the ensemble's. The models of its steps have their own.
             del merged["max_batch_size"]
     elif declared.max_batch_size == 0 and not any(
         "batching" in layer for _, layer in layers[1:]
