@@ -19,6 +19,7 @@ from app.http.asgi import (
     BASE,
     NAMES,
     RELAYED,
+    WHOLE,
     ASGIApp,
     Message,
     Receive,
@@ -53,8 +54,9 @@ class Client:
     """What the relay is given and gives; goes away when `bodies` are sent and it is
     told to."""
 
-    def __init__(self, *bodies: bytes) -> None:
+    def __init__(self, *bodies: bytes, is_whole: bool = True) -> None:
         self.sent: list[Message] = []
+        self.is_whole = is_whole
         self.gone = asyncio.Event()
         self.answered = asyncio.Event()
         self._bodies = list(bodies)
@@ -65,7 +67,7 @@ class Client:
             more = bool(self._bodies)
             return {"type": "http.request", "body": body, "more_body": more}
         await self.gone.wait()
-        return {"type": "http.disconnect"}
+        return {"type": "http.disconnect", WHOLE: self.is_whole}
 
     async def send(self, message: Message) -> None:
         self.sent.append(message)
@@ -185,6 +187,30 @@ def test_a_client_that_goes_is_told_of() -> None:
 
     relayed(app, ask)
     assert told == ["http.disconnect"]
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_client_that_goes_first_had_sent_a_whole_request_or_half_of_one(
+    is_whole: bool,
+) -> None:
+    told: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        told.extend([await receive(), await receive()])
+        ended.set()
+
+    ended = asyncio.Event()
+
+    async def ask(relay: Relay) -> None:
+        client = Client(is_whole=is_whole)
+        client.gone.set()
+        await relay(SCOPE, client.receive, client.send)
+        await ended.wait()
+        assert client.sent == []
+
+    relayed(app, ask)
+    gone = {"type": "http.disconnect"}
+    assert told == [{**gone, WHOLE: is_whole}, gone]
 
 
 def test_without_a_supervisor_it_is_said() -> None:

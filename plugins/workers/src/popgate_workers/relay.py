@@ -18,7 +18,16 @@ import struct
 from typing import TypeVar
 
 from app.errors import ErrorResponse, HttpError
-from app.http.asgi import RELAYED, ASGIApp, Message, Receive, Scope, Send, send_error
+from app.http.asgi import (
+    RELAYED,
+    WHOLE,
+    ASGIApp,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    send_error,
+)
 from engine import MalformedMessage, Receiver, encode_message, peer_uid
 from engine import Message as ProcessMessage
 from popgate_workers.relay_messages import (
@@ -27,6 +36,7 @@ from popgate_workers.relay_messages import (
     MOST,
     REQUEST,
     BodyPart,
+    ClientLeft,
     RelayedRequest,
     answers,
     asgi_of,
@@ -139,6 +149,8 @@ async def _pass_on(
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
+                with contextlib.suppress(PeerClosed):
+                    await _write(writer, ClientLeft(message.get(WHOLE, False)))
                 writer.close()
                 return True
             for body in bodies(message):
@@ -209,6 +221,8 @@ class _Receiver:
                 body = await _read(self._reader, BODY)
         except PeerClosed:
             return {"type": "http.disconnect"}
+        if isinstance(body, ClientLeft):
+            return {"type": "http.disconnect", WHOLE: body.is_whole}
         return {"type": "http.request", "body": body.data, "more_body": body.has_more}
 
     async def drop_rest(self) -> None:

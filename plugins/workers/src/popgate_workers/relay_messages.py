@@ -88,6 +88,15 @@ class BodyPart(Message, frozen=True):
     has_more: bool
 
 
+class ClientLeft(Message, frozen=True):
+    """Ends a request whose client has disconnected.
+
+    `is_whole` is true if all of the request had arrived.
+    """
+
+    is_whole: bool
+
+
 class AnswerHead(Message, frozen=True):
     """The status and the headers of an answer.
 
@@ -103,7 +112,7 @@ class AnswerHead(Message, frozen=True):
 Answer = AnswerHead | BodyPart
 
 REQUEST = Receiver[RelayedRequest](RelayedRequest, most=MOST)
-BODY = Receiver[BodyPart](BodyPart, most=MOST)
+BODY = Receiver[BodyPart | ClientLeft](BodyPart, ClientLeft, most=MOST)
 ANSWER = Receiver[Answer](AnswerHead, BodyPart, most=MOST)
 
 
