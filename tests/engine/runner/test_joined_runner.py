@@ -28,6 +28,7 @@ from engine import (
     RunnerDescription,
     Tensor,
 )
+from engine.devices import linked_device
 from tests.engine import models
 from tests.support import occupied
 
@@ -83,8 +84,13 @@ def test_it_answers_as_the_owner_does_until_it_is_closed(
 
 
 def test_queues_are_shared_out_and_closing_fails_what_is_left(
-    tmp_path: Path, shared_device: Device, joined: JoinedDevice
+    tmp_path: Path,
+    shared_device: Device,
+    joined: JoinedDevice,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Closing waits for the device, which is busy to the end of the test.
+    monkeypatch.setattr(linked_device, "STOP_TIMEOUT", 0.5)
     config = ModelRunnerConfig(
         replica_to_device={0: shared_device},
         max_queue_size=5,
