@@ -10,6 +10,9 @@ import signal
 # for each other.
 os.environ["POPGATE_POOL"] = f"tests-{os.getpid()}"
 os.environ.pop("POPGATE_DEVICES", None)
+# Before NumPy is imported: its threads wait for each other by spinning, on cores that
+# four processes share.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Many tests load and unload models; those about who may take it away again.
 os.environ["POPGATE_TRUST_LOOPBACK"] = "1"
 # What `tests.warm` forks for this process and for all that it starts is its own.
@@ -21,6 +24,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import tests.authorities
 import tests.warm  # noqa: F401 - before the engine, which starts processes
 from tests.app.served import ServedGateway
 
