@@ -30,7 +30,8 @@ needs_this_orjson = pytest.mark.skipif(
     reason="orjson before 3.12 makes fewer large blocks than the table has",
 )
 needs_strace = pytest.mark.skipif(not can_trace(), reason="needs strace")
-# Another Python allocates otherwise, and its library makes other calls in a swap.
+# Another Python allocates otherwise, and its library makes other calls in a swap. From
+# 3.12 on a comprehension is no call, of which a large request makes five.
 needs_this_python = pytest.mark.skipif(
     sys.version_info[:2] != (3, 11), reason="the table was counted with Python 3.11"
 )
@@ -56,6 +57,7 @@ def test_every_row_has_all_kinds() -> None:
     assert STATED[SWAP].keys() == {"calls", "models", *kinds}
 
 
+@needs_this_python
 def test_requests_make_as_many_calls_as_stated() -> None:
     found = python_calls([*CASES.values()])
     wrong = [line for name in found for line in changes(name, "calls", found[name])]

@@ -35,7 +35,9 @@ class Browser:
     def __init__(self, folder: Path) -> None:
         assert COMMAND is not None
         # Its ends are 3, which it reads from, and 4, which it writes to.
-        their_in, self._out = os.pipe()
+        their_in, our_out = os.pipe()
+        # A signal may end a write of a large script in the middle; this goes on.
+        self._out = os.fdopen(our_out, "wb")
         self._in, their_out = os.pipe()
         command = [COMMAND, *_OPTIONS, f"--user-data-dir={folder}", "about:blank"]
         script = f'exec "$@" 3<&{their_in} 4>&{their_out}'
@@ -89,7 +91,8 @@ class Browser:
         }  # fmt: skip
         if self._session:
             message["sessionId"] = self._session
-        os.write(self._out, json.dumps(message).encode() + b"\0")
+        self._out.write(json.dumps(message).encode() + b"\0")
+        self._out.flush()
         with self._changed:
             came = self._changed.wait_for(
                 lambda: number in self._answers or self._is_over, WAIT
@@ -229,7 +232,7 @@ class Browser:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        os.close(self._out)
+        self._out.close()
         try:
             self._process.wait(WAIT)
         except subprocess.TimeoutExpired:
