@@ -23,8 +23,8 @@ SMALL = 64 * 1024
 #: After so many bytes less than at most before, malloc's free memory is returned. New
 #: blocks of more than 64 MiB do not use it, so the process would have both.
 _RETURNED_FROM: Final = 128 << 20
-#: Seconds until then, unless 60 % of the limit was held. All threads that use malloc
-#: wait for up to 30 ms, which so meets fewer than one in a hundred requests.
+#: Seconds until then, unless 60 % of the limit was held (30 % by one of several
+#: processes). All threads that use malloc wait for up to 30 ms, so it must be rare.
 _RETURNED_AFTER: Final = 5.0
 
 _GROUP_LIMITS = (
@@ -85,7 +85,8 @@ class TransferMemory:
         if mine > self._peak:
             self._peak = mine
         elif self._peak - mine > _RETURNED_FROM:
-            is_urgent, self._peak = self._peak > 0.6 * self._most, mine
+            kept = self._most * (0.6 if self._total is None else 0.3)
+            is_urgent, self._peak = self._peak > kept, mine
             if is_urgent or not self._is_returning:
                 wait = 0.0 if is_urgent else _RETURNED_AFTER
                 # `Thread.start` would wait until the thread runs.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import subprocess
 import sys
 
 import pytest
+
+from app.serving.transfer_memory import TransferMemory
 
 # Small objects between the blocks, so that malloc returns no block by itself.
 PROGRAM = """
@@ -48,3 +51,33 @@ def test_freed_memory_is_returned(limit: int) -> None:
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+class Alone:
+    """Stands for other processes that hold nothing."""
+
+    def publish(self, part: int) -> int:
+        return part
+
+
+@pytest.mark.parametrize(
+    ("total", "held", "waits"),
+    [
+        (None, 500 << 20, [5.0]),
+        (None, 700 << 20, [0.0]),
+        (Alone(), 200 << 20, [5.0]),
+        (Alone(), 500 << 20, [0.0]),
+        (Alone(), 100 << 20, []),
+    ],
+)
+def test_one_of_several_processes_keeps_less(
+    monkeypatch: pytest.MonkeyPatch, total: Alone | None, held: int, waits: list[float]
+) -> None:
+    started: list[float] = []
+    monkeypatch.setattr(
+        _thread, "start_new_thread", lambda _, given: started.extend(given)
+    )
+    memory = TransferMemory(1 << 30, total)
+    memory.add(held)
+    memory.add(-held)
+    assert started == waits
