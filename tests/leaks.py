@@ -138,11 +138,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_CHECK, "leaks")
 
 
-def keeping() -> contextlib.AbstractContextManager[None]:
-    """Return a block for what a module's fixture opens only when a test asks for it."""
-    return _CHECK.keeping()
-
-
 def left_over(allowed: Counter[str]) -> Counter[str]:
     """Return what is held beyond `allowed`, once what is ending has had time to end."""
     if not (left := look().beyond(allowed)):
@@ -255,3 +250,5 @@ def _listed(left: Counter[str]) -> str:
 
 #: The check of this process.
 _CHECK = LeakCheck()
+#: A block for what a module's fixture opens only when a test asks for it.
+keeping = _CHECK.keeping

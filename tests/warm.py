@@ -42,6 +42,8 @@ ROOT = str(Path(__file__).resolve().parents[1])
 
 #: Names the process of a run whose forking processes are used; set in conftest.py.
 _RUN = "WARM_TESTS_RUN"
+#: How the code of a command ends that runs a script.
+_SCRIPT = "from tests.warm import script; script()"
 #: What is imported before, by how the code of a command ends.
 _ROLES = {
     "from engine.worker.device_process import run; run()": (
@@ -71,7 +73,7 @@ _ROLES = {
         "tests.warm_plugins",
         "tests.warm_rehearsal",
     ),
-    "from tests.warm import script; script()": ("tests.warm_scripts",),
+    _SCRIPT: ("tests.warm_scripts",),
 }
 #: Imported where the installed version has them.
 _INNER = ("typer.",)
@@ -265,8 +267,7 @@ def forked(*arguments: str | Path, before: str = "") -> list[str]:
 
     `before` are statements that run before the script does.
     """
-    code = f"{before}from tests.warm import script; script()"
-    return [_PYTHON, "-c", code, *map(str, arguments)]
+    return [_PYTHON, "-c", before + _SCRIPT, *map(str, arguments)]
 
 
 def children(pid: int, name: str) -> list[int]:
@@ -326,7 +327,16 @@ def serve() -> None:
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGTERM, _leave)
-    _become(*_Forker(socket.socket(fileno=int(number))).run())
+    code: object = 0
+    try:
+        _become(*_Forker(socket.socket(fileno=int(number))).run())
+    except SystemExit as end:
+        code = 0 if end.code is None else end.code
+    # A server has two thousand modules, which take a third of its processor time to
+    # take apart. How a script ends is what some tests look at.
+    if role != _SCRIPT and isinstance(code, int):
+        _exit(code)
+    sys.exit(code)  # type: ignore[arg-type]
 
 
 def _leave(*_: object) -> None:
@@ -448,27 +458,17 @@ def _become(job: dict[str, Any], descriptors: list[int]) -> None:
     option, code, *arguments = command
     name = _MODULES.get(code, "")
     Path("/proc/self/comm").write_text(f"{job['owner']} {name}")  # for `children`
-    try:
-        if option == "-m":
-            module = sys.modules[code]
-            sys.argv[:] = [str(module.__file__), *arguments]
-            sys.exit(module.main())
-        sys.argv[:] = [option, *arguments]
-        main = sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(code, main.__dict__)
-    except SystemExit as end:
-        if not isinstance(end.code, (int, type(None))):
-            raise
-        _exit(end.code or 0)
-    _exit(0)
+    if option == "-m":
+        module = sys.modules[code]
+        sys.argv[:] = [str(module.__file__), *arguments]
+        sys.exit(module.main())
+    sys.argv[:] = [option, *arguments]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(code, main.__dict__)
 
 
 def _exit(code: int) -> NoReturn:
-    """End as Python does, but leave the modules to the kernel.
-
-    To take two thousand modules apart costs a third of all that a server costs here.
-    Scripts and what starts cold still do it.
-    """
+    """End as Python does, but leave the modules to the kernel."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -120,7 +120,7 @@ def read_options(
     declared = translated.declared.changed_by(changes.declared)
     if "ensemble" in merged:
         if "max_batch_size" in changes.options:
-            # It is the ensemble's. The models of its steps have their own.
+            # The size is the ensemble's. The models of its steps have their own.
             del merged["max_batch_size"]
     elif declared.max_batch_size == 0 and not any(
         "batching" in layer for _, layer in layers[1:]

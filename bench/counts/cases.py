@@ -28,21 +28,20 @@ CASES: dict[str, Scenario] = {
         ("npy", npy_request),
     )
 }
-#: Different requests of a case, which are enough for a median. Large ones have
-#: megabytes.
-SMALL, LARGE = 64, 16
+#: Different requests of a small and of a large case, enough for a median.
+_SMALL, _LARGE = 64, 16
 #: Seconds until a server must have started, also on a busy machine.
 START = 300
 
 
-def number_of(case: Scenario) -> int:
-    """Return how many different requests of a case are sent."""
-    return LARGE if case.name.startswith("large") else SMALL
+def is_large(case: Scenario) -> bool:
+    """Return whether the requests of a case have megabytes."""
+    return case.name.startswith("large")
 
 
-def requests(case: Scenario, most: int) -> list[bytes]:
-    """Return the first `most` requests of a case, with their heads."""
-    varied = islice(case.requests(Mode.VARIED), most)
+def requests(case: Scenario) -> list[bytes]:
+    """Return the requests of a case that are sent, with their heads."""
+    varied = islice(case.requests(Mode.VARIED), _LARGE if is_large(case) else _SMALL)
     return [whole(case.path, request.payload) for request in varied]
 
 

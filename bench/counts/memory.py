@@ -29,7 +29,7 @@ from statistics import median_low
 
 from bench import calls
 from bench.cases.scenarios import Scenario
-from bench.counts.cases import CASES, LARGE, SMALL, requests, served, variables
+from bench.counts.cases import CASES, is_large, requests, served, variables
 from bench.servers.interposed import Interposed, build, environment, read
 from bench.servers.server import HOST, Server
 
@@ -57,13 +57,13 @@ def _warm(server: Server, models: Collection[str]) -> None:
     for case in (CASES["small-binary"], CASES["large-binary"]):
         if case.model in models:
             with socket.create_connection((HOST, server.port)) as connection:
-                calls.send(connection, islice(cycle(requests(case, LARGE)), WARM))
+                calls.send(connection, islice(cycle(requests(case)), WARM))
 
 
 def _of_case(server: Server, case: Scenario, folder: Path) -> dict[str, Usage]:
-    if case.name.startswith("small"):
-        return described(usual(server, requests(case, SMALL), folder))
-    found = usual(server, requests(case, LARGE), folder, min)
+    if not is_large(case):
+        return described(usual(server, requests(case), folder))
+    found = usual(server, requests(case), folder, min)
     payload = sum(array.nbytes for array in case.inputs().values())
     return described(found, "copies", payload)
 

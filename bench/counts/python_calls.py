@@ -9,7 +9,7 @@ from typing import Final
 
 from bench import calls
 from bench.cases.scenarios import Scenario
-from bench.counts.cases import LARGE, number_of, requests, served
+from bench.counts.cases import is_large, requests, served
 
 #: Functions called for each piece of a large body. The kernel decides in how many
 #: pieces a body arrives, so each of them counts once.
@@ -32,10 +32,8 @@ def python_calls(cases: Collection[Scenario]) -> dict[str, dict[str, int]]:
         with served(cases, calls.counting(folder)) as server:
             return {
                 case.name: _described(
-                    calls.count_requests(
-                        server, requests(case, number_of(case)), folder
-                    ),
-                    is_large=number_of(case) == LARGE,
+                    calls.count_requests(server, requests(case), folder),
+                    is_large=is_large(case),
                 )
                 for case in cases
             }

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from bench import calls
 from bench.cases.scenarios import Scenario
-from bench.counts.cases import number_of, requests, served, variables
+from bench.counts.cases import requests, served, variables
 from bench.servers.server import HOST, Server
 
 
@@ -30,9 +30,7 @@ def system_calls(
     A call that happens in fewer than half of the requests belongs to no request.
     """
     with served(cases, variables(compiled=compiled)) as server:
-        return {
-            case.name: traced(server, requests(case, number_of(case))) for case in cases
-        }
+        return {case.name: traced(server, requests(case)) for case in cases}
 
 
 def traced(server: Server, sent: Sequence[bytes]) -> dict[str, dict[str, int]]:

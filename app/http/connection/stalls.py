@@ -72,8 +72,8 @@ def acknowledged(transport: asyncio.Transport) -> int:
 def has_unread(transport: asyncio.Transport) -> bool:
     """Return whether the client has sent bytes that the server has not read.
 
-    A server that has paused reading checks its clocks all the same. What it has not
-    read is no fault of the client.
+    A server checks its clocks even while it has paused reading. A client is not to
+    blame for what the server has not read.
     """
     return bool(_waiting(_socket_of(transport), termios.FIONREAD))
 
