@@ -215,16 +215,16 @@ class Settings(BaseSettings):
     control group.
     """
     max_connections: Annotated[int, Field(ge=0, le=1 << 20), Shown("N")] = 0
-    """Most open connections. At the limit, each new connection closes the one that has
-    been idle longest. If none is idle, new connections get 503, except for health
-    checks and management. 0: three quarters of the file descriptors that the server may
-    open.
+    """Most open connections. At the limit, a new connection closes the oldest one that
+    has sent no request, but for the latest 64 of these. If there is none, it may send
+    health checks and management calls only; other requests get 503. 0: three quarters
+    of the file descriptors that the server may open.
     """
     max_connections_per_address: Annotated[int, Field(ge=0, le=1 << 20), Shown("N")] = 0
     """Most open connections of one client address, in each worker.
 
-    At the limit, a new connection replaces an idle one of that address or is refused.
-    0: no limit.
+    At the limit, a new connection closes the oldest one of that address that has sent
+    no request. If all have sent one, its requests get 503. 0: no limit.
     """
     compress_responses: Literal["asked", "always", "never"] = "asked"
     """When to compress inference responses, if Accept-Encoding allows it. asked: unless

@@ -57,15 +57,16 @@ def _queues(gateway: Gateway) -> Iterator[Family]:
     for record in gateway.records.all():
         for number, loaded in sorted(record.serving.items()):
             labels = {"model": record.name, "version": str(number)}
-            limits.append((labels, float(loaded.config.max_queue_size)))
             runner = loaded.runner
-            if isinstance(runner, ModelRunner):
-                ids = sorted({device.id for device in runner.devices})
-                replicas += [({"device": d, **labels}, 1.0) for d in ids]
+            devices = runner.devices if isinstance(runner, ModelRunner) else ()
+            ids = sorted({device.id for device in devices})
+            replicas += [({"device": d, **labels}, 1.0) for d in ids]
+            limit = loaded.config.max_queue_size * max(1.0, len(devices))
+            limits.append((labels, limit))
     yield Family(
         "popgate_model_queue_limit",
         "gauge",
-        "Most requests that may be queued for the model (max_queue_size)",
+        "Most requests in all instances of the model (max_queue_size of each)",
         limits,
     )
     yield Family(

@@ -1,17 +1,6 @@
 """The file of keys (``--keys``): its keys, and what each allows.
 
-::
-
-    anonymous = ["metadata", "pages"] # calls that need no key
-
-    [[key]] name = "shop" sha256 = "9f86d081…" # the digest of the key; the key itself
-    is not stored groups = ["infer", "metadata"] models = ["digits", "ranker-*"]
-    requests_per_second = 100 concurrent = 8 weight = 3
-
-    [[key]] name = "mesh" certificate = "URI:spiffe://example/mesh" # a client
-    certificate (mutual TLS)
-
-`popgate key NAME` makes a key and its entry.
+`popgate key NAME` makes a key and its entry. docs/how-to/secure.md shows a file.
 """
 
 from __future__ import annotations

@@ -54,6 +54,14 @@ def test_bounds_and_what_is_used_of_them(tmp_path: Path, workers: int) -> None:
         until(lambda: value(served, "popgate_transfer_memory_bytes") == 0)
 
 
+def test_each_instance_has_a_queue_of_its_own(tmp_path: Path) -> None:
+    add(tmp_path, "affine", config="instances = 2\nmax_queue_size = 17\n")
+    with ServedGateway(tmp_path, "--devices", "cpu:2") as served:
+        served.wait_ready()
+        labels = {"model": "affine", "version": "1"}
+        assert value(served, "popgate_model_queue_limit", **labels) == 34
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_process_has_its_memory_and_its_time(
     tmp_path: Path, workers: int
