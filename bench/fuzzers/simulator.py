@@ -69,7 +69,7 @@ from engine.transport.device_messages import (
 from engine.transport.link import Completions, Link
 from engine.transport.messages import Message
 from engine.transport.shared_memory import PAGE
-from engine.worker import large_runs
+from engine.worker import batch, large_runs
 from engine.worker.batch import AnchorTable
 from engine.worker.batching_policy import BatchingPolicy
 from engine.worker.cancellation import terminate_if_cancelled
@@ -96,6 +96,9 @@ KINDS = ("rows", "single", "regrouped", "shapes", "ragged")
 #: copies.
 BLOCK = 300
 WIDTHS = (8, 28, WIDTH)
+#: In some worlds: bytes of an output from which it is computed in its ring. All rows of
+#: a run are one client's then, so there is one.
+BOUND = 200
 RAGGED = RaggedPlan((0.0,), ((1,),), max_tokens=4 * WIDTH, max_padding=0.5)
 POISON = -1
 REPLICAS = {"regrouped": RegroupingReplica, "ragged": RaggedReplica}
@@ -164,6 +167,8 @@ def threads_of(world: World) -> Iterator[None]:
         patch(channel_rings, "COPIER", world.copier)
         patch(channel_rings, "COPIED_AT_ONCE", world.copied_at_once)
         patch(bulk_copy, "BLOCK", BLOCK)
+        if world.binds:
+            patch(batch, "BIND_FROM", BOUND)
         yield
 
 
@@ -191,7 +196,13 @@ class Program:
             raise Cancelled("the run was ended")
         if (given == POISON).any():
             raise ExecutionFailed("a row is poisoned")
-        batch.write("y", 3 * given + 1)
+        value = (3 * given + 1).astype(self._world.output_data.numpy_dtype)
+        # As ONNX Runtime does, it computes large outputs where they are read.
+        memory = batch.output_memory("y", value.shape, value.dtype)
+        if memory is not None:
+            memory[...] = value
+            value = memory
+        batch.write("y", value)
 
     def close(self) -> None:
         pass
@@ -240,8 +251,11 @@ class DeviceProcess:
         self.scheduler = scheduler = Scheduler()
         scheduler._poller = Waits(world, scheduler.wake_fd)  # type: ignore[assignment]
         anchors = [
-            Anchor(name, name, TensorInfo((-1, -1), DataType.S64), kind)
-            for name, kind in (("x", TensorType.INPUT), ("y", TensorType.OUTPUT))
+            Anchor(name, name, TensorInfo((-1, -1), data), kind)
+            for name, data, kind in (
+                ("x", DataType.S64, TensorType.INPUT),
+                ("y", world.output_data, TensorType.OUTPUT),
+            )
         ]
         kind = REPLICAS.get(world.kind, Replica)
         nothing: Any = None
@@ -469,6 +483,10 @@ class World(EventLog):
             RAGGED if self.kind == "ragged" else None,
         )
         self.widths = WIDTHS if self.kind in ("shapes", "ragged") else (WIDTH,)
+        self.binds = random.Random(f"{seed} bound").random() < 0.3
+        if self.binds:  # with rows that do not end where the next record begins
+            self.widths = tuple(width - 1 for width in self.widths)
+        self.output_data = DataType.S32 if self.binds else DataType.S64
         delay = chance.choice((0, 0, 50 * MICROSECOND, MILLISECOND))
         self.policy = BatchingPolicy(
             max_rows=self.plan.max_units,
@@ -499,7 +517,7 @@ class World(EventLog):
         self.threads: list[Callable[[], None]] = []
         count = chance.choice((1, 2, 2))
         self.processes = {f"d{n}": self._start(f"d{n}") for n in range(count)}
-        self.clients = [Client() for _ in range(2)]
+        self.clients = [Client() for _ in range(1 if self.binds else 2)]
         with threads_of(self):
             for client in self.clients:
                 self._join(client)
@@ -530,7 +548,7 @@ class World(EventLog):
         return RunnerDescription(
             model,
             (desc,),
-            (DataDesc("y", (-1, -1), DataType.S64),),
+            (DataDesc("y", (-1, -1), self.output_data),),
             self.plan,
             ChannelLayout(SLOTS, (PAGE,), (PAGE,)),
             max_queue_size=24,
@@ -565,7 +583,7 @@ class World(EventLog):
 
     def _happen(self) -> None:
         self.copier.go_on(self.random)
-        actions = (self._submit, self._turn, self._poll, self._cancel, self._jump)
+        actions = (self._arrive, self._turn, self._poll, self._cancel, self._jump)
         rare = (self._expire, self._kill, self._reload, self._stall, self._abscond)
         weights = (9, 9, 6, 2, 3, 1, 0.3, 0.2, 0.3, 0.1)
         (action,) = self.random.choices((*actions, *rare), weights)
@@ -628,6 +646,11 @@ class World(EventLog):
             return
         longest = max(self.policy.delay_ns, MILLISECOND)
         self.expect(wait <= longest, f"a device waits {wait} ns")
+
+    def _arrive(self) -> None:
+        """Submit a request, or as many as one run takes."""
+        for _ in range(4 if self.binds else 1):
+            self._submit()
 
     def _submit(self) -> None:
         client = self.random.choice(self.clients)

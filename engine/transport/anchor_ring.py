@@ -149,7 +149,8 @@ class AnchorRing(RingCounters):
         """
         slot = (self.written + ahead) % self.capacity
         self._starts[slot] = offset
-        end = offset + (nbytes or 1)
+        # A batch has one place. A row of no bytes at its end has nothing behind it.
+        end = offset + (nbytes or not ahead)
         if end > self._reached:
             self._reached = end
         self._head = -(-end // RECORD_ALIGNMENT) * RECORD_ALIGNMENT

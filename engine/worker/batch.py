@@ -226,7 +226,7 @@ class Batch:
             return None
         anchor = client.channel.outputs[index]
         offset = anchor.place(nbytes)
-        if offset < 0:
+        if offset < 0 or anchor.write_available < len(entries):
             return None
         array = np.frombuffer(
             anchor.payload, dtype, nbytes // dtype.itemsize, offset

@@ -80,9 +80,13 @@ class Results:
         The caller must notify the client of each request before taking the next. The
         client only takes announced results, and a whole batch may exceed the room.
         """
-        values = batch.results()
+        values, bound = batch.results(), batch.bound
         entries = batch.entries
         first = 0
+        if bound and len(entries) > 1:
+            # The program wrote these rows into free memory of the ring. Their records
+            # begin at other places there, and would overwrite rows that follow.
+            values = {i: v.copy() if i in bound else v for i, v in values.items()}
         for entry in entries:
             is_only = len(entries) == 1
             mine = values if is_only else self.rows_of(entry, values, first)

@@ -21,6 +21,7 @@ FOUND = {
     38: "a request that moved was ahead of requests of its line",
     481: "a device waited again and again for a request whose client had ended",
     576: "the same, with rows of different length",
+    176: "rows that were computed in the ring were overwritten by those before them",
 }
 
 

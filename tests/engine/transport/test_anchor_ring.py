@@ -67,6 +67,39 @@ def test_records_never_overlap(seed: int) -> None:
     assert placed > 100
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_records_of_a_batch_never_overlap_with_others(seed: int) -> None:
+    """A batch has one place. Some of its records have no bytes, also the last one."""
+    rng = random.Random(seed)
+    size = rng.choice([64, 256, 4096])
+    live: list[tuple[int, int]] = []
+    placed = 0
+    with both_ends(32, size) as (producer, consumer):
+        for _ in range(3000):
+            if live and rng.random() < 0.6:
+                release(consumer)
+                live.pop(0)
+                continue
+            row = rng.choice([0, 1, 5, 8, 13, size // 8])
+            records = [rng.choice([0, 1, 1, 2]) * row for _ in range(4)]
+            offset = producer.place(sum(records))
+            if offset < 0 or producer.write_available < len(records):
+                assert live or sum(records) > size
+                continue
+            placed += 1
+            for ahead, nbytes in enumerate(records):
+                assert all(
+                    not nbytes or begin >= offset + nbytes or end <= offset
+                    for begin, end in live
+                    if begin < end
+                )
+                producer.describe(ahead, placed, offset, nbytes, (nbytes,))
+                live.append((offset, offset + nbytes))
+                offset += nbytes
+            producer.write_complete(len(records))
+    assert placed > 100
+
+
 def test_an_empty_ring_starts_over() -> None:
     with both_ends(8, 1024) as (producer, consumer):
         for _ in range(100):

@@ -104,6 +104,24 @@ def test_each_is_told_of_before_the_next_waits_for_room(client: Client) -> None:
     assert client.got
 
 
+def test_rows_that_were_computed_in_the_ring_do_not_overwrite_each_other(
+    client: Client,
+) -> None:
+    """A row that is no multiple of 8 bytes begins elsewhere than its record."""
+    ring = client.channel.outputs[0]
+    rows = np.repeat(np.arange(8, dtype=np.uint8), 101).reshape(8, 101)
+    offset = ring.place(rows.nbytes)
+    values = np.frombuffer(ring.payload, np.uint8, rows.nbytes, offset).reshape(8, 101)
+    values[:] = rows
+    entries = [BatchEntry(client.mine, 0, number, 1, 0, []) for number in range(8)]
+    batch: Any = SimpleNamespace(
+        results=lambda: {0: values}, entries=entries, bound={0: (offset, values)}
+    )
+    assert [*client.replica._results.publish_each(batch)] == entries
+    for number, row in enumerate(rows):
+        assert ring.pop(number) == ((1, 101), row.tobytes())
+
+
 def test_what_has_been_given_is_not_run_again_where_the_client_has_gone(
     client: Client,
 ) -> None:
