@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between attempts to send a message to a worker that does not read.
 _FULL_TICK = 0.02
+#: Seconds until a change is sent again whose device did not answer.
+_AGAIN = 1.0
 
 
 class Announcements(FeedingProcess):
@@ -39,7 +41,7 @@ class Announcements(FeedingProcess):
         self._sock = sock
         #: Models whose changes must be sent, in this order.
         self._due: dict[str, None] = dict.fromkeys(published.names())
-        self._sending = False
+        self._sending = self._has_ended = False
         self._unacknowledged: set[int] = set()
         self._sequence = itertools.count(1)
         self._wanted = asyncio.Event()
@@ -67,8 +69,9 @@ class Announcements(FeedingProcess):
 
     def mark(self, name: str) -> None:
         """Mark a model as changed."""
-        self._due[name] = None
-        self._wanted.set()
+        if not self._has_ended:
+            self._due[name] = None
+            self._wanted.set()
 
     @property
     def is_behind(self) -> bool:
@@ -83,7 +86,7 @@ class Announcements(FeedingProcess):
     def process_ended(self) -> None:
         self._due.clear()
         self._unacknowledged.clear()
-        self._sending = False
+        self._sending, self._has_ended = False, True
         super().process_ended()
 
     async def send_all(self) -> None:
@@ -97,6 +100,8 @@ class Announcements(FeedingProcess):
                 self._sending = True
                 try:
                     await self._tell_model(name)
+                except Exception:  # the worker has to hear of the other changes
+                    logger.exception("cannot tell a worker of model %s", name)
                 finally:
                     self._sending = False
                     self._news.set()
@@ -109,6 +114,10 @@ class Announcements(FeedingProcess):
                 await self._invite(runner.devices)
             except EngineError as error:  # sent again when the device is back
                 logger.debug("model %s: %s", name, error)
+                continue
+            except OSError as error:  # the device hangs, or descriptors are short
+                logger.warning("model %s runs in the supervisor: %s", name, error)
+                asyncio.get_running_loop().call_later(_AGAIN, self.mark, name)
                 continue
             entries.append(entry)
             runners[entry.key] = runner

@@ -40,6 +40,8 @@ class JoinedDevices:
             await joined.open(message.id, door)
         except EngineError as error:  # another attempt will follow
             logger.debug("device %s: %s", key, error)
+        except OSError as error:
+            logger.warning("the supervisor alone uses device %s: %s", key, error)
 
     async def wait_for(self, key: str) -> None:
         """Return when an announced device has been joined or cannot be joined."""

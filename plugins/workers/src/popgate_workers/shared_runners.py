@@ -98,6 +98,12 @@ class SharedRunners:
         except EngineError as error:
             logger.debug("model %s: %s", one.spec.value.name, error)
             return None
+        except OSError as error:  # a run takes long, or descriptors are short
+            logger.warning(
+                "model %s/%s runs in the supervisor: %s",
+                *(one.spec.value.name, one.spec.value.version, error),
+            )
+            return None
 
     def entry(
         self, one: SharedEntry, runner: LocalRunner, scheduler: RequestScheduler | None

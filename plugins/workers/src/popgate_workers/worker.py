@@ -246,7 +246,11 @@ class Worker:
                         known[1],
                     )
                     continue
-                found = await self._runners.find(one)
+                try:
+                    found = await self._runners.find(one)
+                except Exception:  # the supervisor waits for the answers below
+                    logger.exception("cannot run model %s", name)
+                    found = None
                 if found is not None:
                     runner, scheduler = found
                     now[one.key] = self._runners.entry(one, runner, scheduler), runner
