@@ -478,10 +478,8 @@ class ErrorResponse:
             message = "the server has no memory for the request now; retry later"
         shown = (request_id or current_request.get()).decode()
         if row.code == "internal_error":
-            extra_fields = {"request_id": shown} if shown else {}
-            logger.error(
-                "request failed: %s", message, exc_info=error, extra=extra_fields
-            )
+            named = {"request_id": shown} if shown else {}
+            logger.error("request failed: %s", message, exc_info=error, extra=named)
             if not isinstance(error, EngineError):
                 message = "internal error; the server's log has the details"
         extra = retry_after(error)
@@ -525,17 +523,14 @@ def retry_after(error: BaseException) -> tuple[Header, ...]:
     that know this header.
     """
     if isinstance(error, Overloaded):
-        seconds = max(1, math.ceil(error.retry_after))
-        milliseconds = max(1, math.ceil(error.retry_after * 1000))
+        seconds = error.retry_after
         return (
-            (b"retry-after", b"%d" % seconds),
-            (b"retry-after-ms", b"%d" % milliseconds),
+            (b"retry-after", b"%d" % max(1, math.ceil(seconds))),
+            (b"retry-after-ms", b"%d" % max(1, math.ceil(seconds * 1000))),
         )
     if isinstance(error, _PASSING):
-        seconds = RETRY_AFTER_DEVICE_LOST
-    else:
-        return ()
-    return ((b"retry-after", str(seconds).encode()),)
+        return ((b"retry-after", b"%d" % RETRY_AFTER_DEVICE_LOST),)
+    return ()
 
 
 def labelled(error: E, label: str) -> E:

@@ -477,21 +477,16 @@ class Settings(BaseSettings):
             raise ValueError(str(e)) from None
         return value
 
-    @field_validator("device_wait")
-    @classmethod
-    def _check_device_wait(cls, value: str) -> str:
-        parse_device_wait(value)
-        return value
-
     @field_validator("log_level", "log_format", "trace_level", mode="before")
     @classmethod
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
 
-    @field_validator("access_log")
+    @field_validator("device_wait", "access_log")
     @classmethod
-    def _check_access_log(cls, value: str) -> str:
-        parse_ratio(value)
+    def _check_parsed(cls, value: str, info: ValidationInfo) -> str:
+        parse = parse_ratio if info.field_name == "access_log" else parse_device_wait
+        parse(value)
         return value
 
     @field_validator("api_key")
@@ -556,19 +551,12 @@ class Settings(BaseSettings):
         return Restrictions(rule.get_secret_value() for rule in self.restricted_api)
 
     @model_validator(mode="after")
-    def _check_tls(self) -> Self:
+    def _check_files(self) -> Self:
         if self.tls_cert is None and (self.tls_key or self.tls_client_ca):
             msg = "TLS needs a certificate: set --tls-cert (POPGATE_TLS_CERT)"
             raise ValueError(msg)
-        return self
-
-    @model_validator(mode="after")
-    def _check_trace_file(self) -> Self:
         if self.trace_level != "off" and self.trace_file is None:
-            msg = (
-                "tracing needs a file to write to; set --trace-file "
-                "(POPGATE_TRACE_FILE)"
-            )
+            msg = "tracing needs a file: set --trace-file (POPGATE_TRACE_FILE)"
             raise ValueError(msg)
         return self
 

@@ -130,9 +130,10 @@ def _parse_dims(text: bytes) -> Shape:
 
 
 def is_rearranged(first: bytes) -> bool:
-    """Return whether an array with these first bytes must be rearranged."""
-    head = first[: first.find(b"\n")]
-    return b"True" in head or b">" in head
+    """Return whether an array with these first bytes may have to be rearranged."""
+    width = 2 if first[6:7] == b"\1" else 4
+    end = 8 + width + int.from_bytes(first[8 : 8 + width], "little")
+    return end > len(first) or b"True" in first[:end] or b">" in first[:end]
 
 
 def decode_npy(

@@ -395,7 +395,7 @@ class DeviceWatch:
             logger.info("device %s: restarting it", device.id)
             try:
                 await self._pool.run(device.recover)
-            except (EngineError, OSError) as e:
+            except Exception as e:  # the device has to come back
                 logger.error("device %s cannot be restarted: %s", device.id, e)
                 self._give_up_half_loaded()
         if device.state is DeviceState.READY:

@@ -482,10 +482,10 @@ class World(EventLog):
             _ROWS[1:],
             RAGGED if self.kind == "ragged" else None,
         )
-        self.widths = WIDTHS if self.kind in ("shapes", "ragged") else (WIDTH,)
         self.binds = random.Random(f"{seed} bound").random() < 0.3
-        if self.binds:  # with rows that do not end where the next record begins
-            self.widths = tuple(width - 1 for width in self.widths)
+        widths = WIDTHS if self.kind in ("shapes", "ragged") else (WIDTH,)
+        # If it binds, rows do not end where the next record begins.
+        self.widths = [width - self.binds for width in widths]
         self.output_data = DataType.S32 if self.binds else DataType.S64
         delay = chance.choice((0, 0, 50 * MICROSECOND, MILLISECOND))
         self.policy = BatchingPolicy(

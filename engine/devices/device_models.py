@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -21,6 +22,9 @@ from engine.errors import (
 from engine.run_failures import Death, FailureCounts
 
 logger = logging.getLogger(__name__)
+
+#: Seconds until a model is loaded again that could not be loaded on a new process.
+RELOAD_PAUSE = 10.0
 
 
 class DeviceUser(Protocol):
@@ -64,8 +68,9 @@ class DeviceModels:
         self._device = device
         self._users: list[DeviceUser] = []
         self.failures = FailureCounts()
-        #: Models that have failed. They are loaded again after a pause.
-        self._resting: set[str] = set()
+        #: Models that have failed, and the earliest time to load them again. A pause
+        #: that follows from `failures` may be longer.
+        self._resting: dict[str, float] = {}
         self.recovery = threading.RLock()
 
     @property
@@ -129,15 +134,17 @@ class DeviceModels:
 
     # -- loading again
 
-    def rest(self, name: str) -> None:
+    def rest(self, name: str, seconds: float = 0.0) -> None:
         """Pause before a failed model is loaded again."""
-        self._resting.add(name)
+        self._resting[name] = time.monotonic() + seconds
 
     def rest_of(self, name: str) -> float:
         """Return the seconds until a failed model is loaded again; 0: it is loaded, or
         may be now.
         """
-        return self.failures.pause(name) if name in self._resting else 0.0
+        if (earliest := self._resting.get(name)) is None:
+            return 0.0
+        return max(self.failures.pause(name), earliest - time.monotonic())
 
     def reload(self) -> None:
         """Load the models on a new process. The caller holds `recovery`."""
@@ -148,9 +155,8 @@ class DeviceModels:
     @property
     def is_to_resume(self) -> bool:
         """Return whether the pause of a failed model is over."""
-        if self._device.state is not DeviceState.READY or not self._resting:
-            return False
-        return any(not self.rest_of(name) for name in tuple(self._resting))
+        is_ready = self._device.state is DeviceState.READY
+        return is_ready and any(not self.rest_of(name) for name in tuple(self._resting))
 
     def resume(self) -> None:
         """Load again the models whose pause is over. Blocks meanwhile.
@@ -163,16 +169,19 @@ class DeviceModels:
             for name in tuple(self._resting):
                 if self.rest_of(name):
                     continue
-                self._resting.discard(name)
+                self._resting.pop(name, None)
                 for user in self.users:
                     if user.name == name:
                         self._reload(user)
 
     def _reload(self, user: DeviceUser) -> None:
-        self._resting.discard(user.name)
+        self._resting.pop(user.name, None)
         try:
             user.reload(self._device)
         except (DeviceLost, DeviceClosed):
+            raise
+        except OSError:
+            self.rest(user.name, RELOAD_PAUSE)
             raise
         except EngineError as error:
             # The traceback helps only if the fault is ours.
@@ -181,6 +190,8 @@ class DeviceModels:
             logger.error(text, user.name, self._device.id, error, exc_info=ours)
             if isinstance(error, InvalidModel):  # loading it again cannot succeed
                 user.fail(ExecutionFailed(str(error)))
+            else:  # the memory may suffice later
+                self.rest(user.name, RELOAD_PAUSE)
 
     def __repr__(self) -> str:
         return f"<DeviceModels {[user.name for user in self._users]}>"

@@ -104,6 +104,8 @@ class OwnedProcess:
             return False
         except (DeviceClosed, DeviceLost):
             return False
+        except OSError:
+            pass  # we lack a descriptor, which says nothing of the device
         return True
 
     @property

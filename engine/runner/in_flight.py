@@ -98,10 +98,14 @@ class InFlight:
         while len(self.requests) >= most:
             with self._device.lock:
                 oldest = next((r for r in self.requests.values() if not r.done), None)
-            if oldest is None:
-                return
             left = None if end is None else end - time.monotonic()
-            if not oldest.wait(left):
+            if oldest is None:  # all are cancelled; the device has not said so yet
+                self._device.blocking.catch_up()
+                time.sleep(0.001)
+                is_late = left is not None and left <= 0
+            else:
+                is_late = not oldest.wait(left)
+            if is_late:
                 raise DeadlineExceeded(
                     f"the queue was full until the timeout: {most} requests are in "
                     "flight"

@@ -73,7 +73,7 @@ class ReplicaChannel(RequestChannel):
         stated = weighted(priority, weight, lane) if weight else priority
         self._failover = None if reroute is None else Failover(reroute, stated)
         self._numbers = request_numbers()
-        in_order = description.batches.ragged is None
+        self._in_order = in_order = description.batches.ragged is None
         channel = Channel.create(self.name, description.layout)
         self._writer = RequestWriter(
             device, channel, description.inputs, in_order, self._refill
@@ -236,6 +236,8 @@ class ReplicaChannel(RequestChannel):
             self.device.outstanding -= 1
             if self._failover is not None:
                 self._failover.kept.pop(number, None)
+        elif not self._in_order:
+            return  # it was finished before; the next outputs are of other requests
         failure: EngineError | None = INTERRUPTED
         goes_on = False
         try:

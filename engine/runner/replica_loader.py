@@ -212,16 +212,16 @@ class ReplicaLoader:
         finally:
             close_all(fds)
 
-    def unload(self, device: Device, lines: ReplicaLines) -> bool:
-        """Unload a replica. Return whether its device has answered in time, or has
-        ended.
+    def unload(self, device: Device, number: int, lines: ReplicaLines | None) -> bool:
+        """Unload a replica, and close its lines. Return whether its device has answered
+        in time, or has ended.
         """
-        device.limits.cancel(lines.number)
-        for line in lines.all:
+        device.limits.cancel(number)
+        for line in lines.all if lines is not None else ():
             device.close_channel(line)
         timeout = UNLOAD_TIMEOUT if device.python is None else CLOSE_TIMEOUT
         try:
-            device.call(Unload(lines.number), Done, timeout=timeout)
+            device.call(Unload(number), Done, timeout=timeout)
         except TimeoutError:
             logger.warning(
                 "%r on device %s was not unloaded within %g s%s",

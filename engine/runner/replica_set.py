@@ -253,7 +253,7 @@ class ReplicaSet:
             # If the process has ended, another replica may have the number by now.
             if lines is None or not lines.default.usable:
                 continue
-            if not self._loader.unload(device, lines):
+            if not self._loader.unload(device, lines.number, lines):
                 stuck.add(device)
         return stuck
 
@@ -264,22 +264,24 @@ class ReplicaSet:
         for replica in mine:
             self._replicas[replica] = None  # drop the lines to an ended process
         numbers = self._loader.load(device, len(mine), self.fail)
-        for replica, number in zip(mine, numbers, strict=True):
-            self._replicas[replica] = ReplicaLines(
-                self._description,
-                device,
-                int(number),
-                self._reroute if self._moves else None,
-                plan.flusher,
-                self.tracepoints(replica),
-            )
-            logger.info(
-                "replica %d of %r is loaded on %s (%.3f s)",
-                replica,
-                plan.name,
-                device.id,
-                time.monotonic() - began,
-            )
+        try:
+            for replica, number in zip(mine, numbers, strict=True):
+                self._replicas[replica] = ReplicaLines(
+                    self._description,
+                    device,
+                    int(number),
+                    self._reroute if self._moves else None,
+                    plan.flusher,
+                    self.tracepoints(replica),
+                )
+                text = "replica %d of %r is loaded on %s (%.3f s)"
+                took = time.monotonic() - began
+                logger.info(text, replica, plan.name, device.id, took)
+        except Exception:  # another attempt loads all of them again
+            for replica, number in zip(mine, numbers, strict=True):
+                lines, self._replicas[replica] = self._replicas[replica], None
+                self._loader.unload(device, int(number), lines)
+            raise
 
     def run_limit(self, device: LinkedDevice, replica: int) -> float | None:
         """Return `run_timeout` if this is a replica of the model; None if it is not."""

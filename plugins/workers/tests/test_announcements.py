@@ -50,7 +50,10 @@ class Published:
             plan, layout = BatchPlan(0, 0, 1, 8, (), ()), ChannelLayout(4, (), ())
             runner = RunnerDescription("slow/1", (), (), plan, layout, 64)
             spec = ObjectField(ModelSpec("slow", "1", (), ()))
-            yield SharedEntry(5, 1, spec, SharedModel(ObjectField(runner))), self._runner
+            yield (
+                SharedEntry(5, 1, spec, SharedModel(ObjectField(runner))),
+                self._runner,
+            )
 
 
 async def heard(sock: socket.socket) -> ToWorker:
@@ -78,7 +81,9 @@ def test_a_device_that_does_not_answer_keeps_no_change_back(
         theirs.setblocking(False)
         published: Any = Published(device)
         told = Announcements(published, ours)
-        os.kill(device.pid, signal.SIGSTOP)
+        pid = device.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
         task = asyncio.create_task(told.send_all())
         try:
             first, second = await heard(theirs), await heard(theirs)
@@ -86,7 +91,7 @@ def test_a_device_that_does_not_answer_keeps_no_change_back(
             assert (first.name, first.entries) == ("slow", ())
             assert isinstance(second, ModelChanged)
             assert second.name == "other"
-            os.kill(device.pid, signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
             while isinstance(message := await heard(theirs), ModelChanged):
                 assert message.entries == ()  # it was still stopped
             assert isinstance(message, JoinDevice)
@@ -94,7 +99,7 @@ def test_a_device_that_does_not_answer_keeps_no_change_back(
             assert isinstance(last, ModelChanged)
             assert [entry.key for entry in last.entries] == [5]
         finally:
-            os.kill(device.pid, signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
             task.cancel()
             ours.close()
             theirs.close()

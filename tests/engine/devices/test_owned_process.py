@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -77,6 +78,20 @@ def test_a_device_that_does_not_answer_is_noticed_and_can_be_killed(
         assert request.done
         assert isinstance(request.error, DeviceLost)
         assert runner.execute({"input": np.zeros((1, 4), np.float32)}, timeout=60)
+
+
+def test_a_device_is_not_judged_without_a_descriptor_to_ask_it(
+    own_device: Device,
+) -> None:
+    own_device.ping_timeout = 5.0
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        assert own_device.check_responsive()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert own_device.check_responsive()
+    assert own_device.restarts == 0
 
 
 @pytest.mark.parametrize("meanwhile", ["load", "run", "save"])

@@ -36,7 +36,7 @@ from engine import (
 )
 from engine.runner.replica_channel import ReplicaChannel
 from tests.engine import models
-from tests.support import occupied, until
+from tests.support import WAIT, occupied, until
 
 
 def on(device: Device, **options: object) -> ModelRunnerConfig:
@@ -265,6 +265,26 @@ def test_cancelled_before_it_runs_is_dropped(
         # The five never ran: one batch between the two pings, not six.
         assert shared_device.ping().batches - before <= 2
         assert runner.in_flight == 0
+
+
+def test_cancelled_requests_that_fill_the_queue_do_not_stop_the_next(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    """No one else asks what has become of them."""
+    path = models.affine(tmp_path / "m.popef")
+    row = {"input": np.ones((1, 4), np.float32)}
+    with ModelRunner(path, on(shared_device, max_queue_size=4)) as runner:
+        for result in [runner.execute_async(row) for _ in range(4)]:
+            result.request.cancel()
+        assert runner.execute(row, timeout=WAIT)["output"][0, 0] == 3.0
+    slow = models.slow(tmp_path / "slow.popef")
+    with ModelRunner(slow, on(shared_device, max_queue_size=1)) as runner:
+        count = {"count": np.array(20_000, np.int64)}
+        started = runner.execute_async(count)
+        until(lambda: shared_device.ping().running_ns > 0)
+        started.request.cancel()
+        with pytest.raises((DeadlineExceeded, QueueFull)):
+            runner.execute(count, timeout=0.05)
 
 
 def test_a_deadline_that_passes_is_named(tmp_path: Path, shared_device: Device) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from engine import (
     NoDeviceAvailable,
     Tensor,
 )
+from engine.transport.channel import Channel
 from tests.engine import models
 
 ROW = np.ones((1, 4), np.float32)
@@ -87,6 +89,26 @@ def test_a_reload_loads_all_replicas_of_a_device(
             assert np.all(got == 3)
         assert own_device.ping().replicas == 3
     assert own_device.ping().replicas == 0
+
+
+def test_a_model_without_lines_does_not_stay_on_the_device(
+    affine: Path, own_device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, left = Channel.create, [1]
+
+    def fails(*given: Any) -> Channel:
+        if not left:
+            raise OSError(24, "too many open files")
+        left.pop()
+        return create(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Channel, "create", fails)
+        with pytest.raises(OSError, match="too many"):
+            ModelRunner(affine, on_one(own_device, 2))
+        assert own_device.ping().replicas == 0
+    with ModelRunner(affine, on_one(own_device, 2)):
+        assert own_device.ping().replicas == 2
 
 
 def test_a_model_that_was_loaded_anew_is_not_loaded_again_after_its_pause(

@@ -27,6 +27,7 @@ from engine import (
 )
 from engine.devices.request import Request
 from engine.model.ragged import OPTION_RAGGED, OPTION_RAGGED_REASON, ShownLengths
+from engine.runner import replica_channel
 from engine.worker.ragged import WINDOW
 from popef_io import Option
 from tests.engine import models
@@ -136,6 +137,30 @@ def run_at_once(
         requests = [runner.submit(tensors(each)) for each in given]
     finished(requests)
     return requests
+
+
+@pytest.mark.skipif(
+    not replica_channel.__file__.endswith(".py"), reason="the engine is compiled"
+)
+def test_a_completion_that_is_handled_twice_takes_nothing_from_others(
+    files: dict[str, Path],
+    shared_device: Device,
+    slow: ModelRunner,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after an interrupt, or if memory ran out, in the middle of handling it."""
+    finish = replica_channel.ReplicaChannel.finish
+
+    def twice(self: replica_channel.ReplicaChannel, *completion: Any) -> None:
+        finish(self, *completion)
+        finish(self, *completion)
+
+    given = [row(4, seed) for seed in range(5)]  # one batch
+    with ModelRunner(files["masked"], on(shared_device)) as runner:
+        monkeypatch.setattr(replica_channel.ReplicaChannel, "finish", twice)
+        requests = run_at_once(runner, slow, given)
+    for request, each in zip(requests, given, strict=True):
+        check(request, each)
 
 
 def test_rows_of_many_lengths_give_the_same_as_alone(
