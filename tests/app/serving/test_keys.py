@@ -319,7 +319,8 @@ def test_a_busy_device_is_shared_by_weight(tmp_path: Path) -> None:
     models.slow(tmp_path / "slow.popef")
     keys = tmp_path / "keys.toml"
     keys.write_text(entry("heavy", 6) + entry("light", 2) + entry("eager", 2))
-    options = ("--keys", str(keys), "--devices", "cpu:1", "--log-level", "debug")
+    options = ["--keys", str(keys), "--devices", "cpu:1", "--log-level", "debug"]
+    options += ["--request-timeout", "600"]  # a busy machine asks for a minute
     with ServedGateway(tmp_path, *options, POPGATE_API_KEY="root") as gateway:
         gateway.wait_ready().client.headers["x-api-key"] = "root"
 
