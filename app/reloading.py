@@ -89,10 +89,7 @@ class Reloading:
         ):
             why = "" if path is None else exposure_of(path)
             if why:
-                msg = (
-                    "%s (%s): %s; make it readable by the server's user alone: chmod "
-                    "600"
-                )
+                msg = "%s (%s): %s; let only the server's user read it: chmod 600"
                 logger.warning(msg, path, option, why)
 
     def _read_log_config(self) -> None:

@@ -9,6 +9,7 @@ wait in the kernel's queue and are accepted one by one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import select
 import socket
 import ssl
@@ -175,7 +176,10 @@ class Acceptor:
                     self._let_one_in()
                     due = now + floods.apart
                 await asyncio.sleep(_APART)
-            await self._let_all_in()
+            while self._server is None:  # the flood may have taken all descriptors
+                with contextlib.suppress(OSError):
+                    await self._let_all_in()
+                await asyncio.sleep(_APART)
 
     def _take(self, most: int) -> None:
         for _ in range(most):

@@ -236,8 +236,6 @@ class ReplicaChannel(RequestChannel):
             self.device.outstanding -= 1
             if self._failover is not None:
                 self._failover.kept.pop(number, None)
-        elif not self._in_order:
-            return  # it was finished before; the next outputs are of other requests
         failure: EngineError | None = INTERRUPTED
         goes_on = False
         try:
@@ -245,7 +243,10 @@ class ReplicaChannel(RequestChannel):
             # Output slots are released in the order of completions. The backlog is
             # moved next, before `resolve` calls back, so that the device has its next
             # work early.
-            failed = reader.collect(number, outcome, request if wanted else None)
+            # If it was finished before, the next outputs may be of other requests.
+            is_first = request is not None or self._in_order
+            taker = request if wanted else None
+            failed = reader.collect(number, outcome, taker) if is_first else None
             if failed is LEAVING and request is not None:
                 # `_go_on` continues with it. Until then it is in flight, as the oldest
                 # request.

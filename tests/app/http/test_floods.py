@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from app.http.sockets import listen_tcp
 from tests.app.http.connection.test_protocol import Wire, expected, request
 from tests.app.served import Serve, ServedGateway
 from tests.engine import models
+from tests.support import WAIT
 
 KEY = "X-API-Key: k"
 LISTING = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n%b\r\n"
@@ -110,6 +112,52 @@ async def _let_in() -> None:
         floods.charge(10 * RATE)  # and comes again
         come(3)
         await enter(3)
+        acceptor.close()
+
+
+def test_a_flood_that_leaves_no_descriptor_ends_too() -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_go_on())
+
+
+async def _go_on() -> None:
+    clock = Clock()
+    floods, entered = Floods(clock), asyncio.Queue[asyncio.BaseTransport]()
+    opened = asyncio.Queue[bool]()
+
+    class Entering(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            entered.put_nowait(transport)
+
+    class Watched(Acceptor):
+        async def _let_all_in(self) -> None:
+            opened.put_nowait(True)
+            await super()._let_all_in()
+
+    with listen_tcp("127.0.0.1", 0) as listener:
+        acceptor = Watched(
+            listener,
+            Entering,
+            floods=floods,
+            tls=None,
+            handshake_timeout=None,
+            backlog=100,
+        )
+        await acceptor.open()
+        await opened.get()
+        floods.charge(10 * RATE)
+        with socket.create_connection(listener.getsockname(), 10):
+            (await asyncio.wait_for(entered.get(), WAIT)).close()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            clock.now += 10  # it is over
+            for _ in range(3):
+                await asyncio.wait_for(opened.get(), WAIT)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        with socket.create_connection(listener.getsockname(), 10):
+            (await asyncio.wait_for(entered.get(), WAIT)).close()
         acceptor.close()
 
 

@@ -1,4 +1,7 @@
-"""`popgate.ModelRunner`: ONNX files, lists, single arrays, awaited results."""
+"""`popgate.ModelRunner`: ONNX files, lists, single arrays, awaited results.
+
+Covers: popgate/runner.py.
+"""
 
 from __future__ import annotations
 
