@@ -54,6 +54,9 @@ class Limits:
     max_elements: int = 2**31
     """Elements of a tensor, and the size of any one dimension."""
 
+    max_empty_rows: int = 1 << 16
+    """Rows of a tensor without elements. They have no bytes but take time."""
+
     max_string_bytes: int = 64 * MIB
     """One element of a BYTES tensor."""
 

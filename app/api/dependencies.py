@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException, Request, Security
@@ -44,8 +45,13 @@ class Viewer:
     `owner` is the name of the key: empty without a key, None if the server has no keys.
     """
 
-    def __init__(self, key: Key | None, *, has_keys: bool) -> None:
+    def __init__(
+        self, key: Key | None, *, has_keys: bool, anonymous: Collection[str] = ()
+    ) -> None:
         self._key = key
+        #: Whether it may read descriptions: without keys everybody may.
+        self._reads = not has_keys or "metadata" in anonymous
+        self._reads |= key is not None and key.allows("metadata")
         if key is not None:
             self.owner: str | None = key.config.name
         else:
@@ -53,6 +59,10 @@ class Viewer:
 
     def sees(self, model: str) -> bool:
         """Return whether lists name this model."""
+        return self._reads and self.allows(model)
+
+    def allows(self, model: str) -> bool:
+        """Return whether the key allows this model."""
         return self._key is None or self._key.allows_model(model)
 
     def reason(self, gateway: Gateway, reason: str) -> str:
@@ -76,9 +86,10 @@ class Viewer:
 
 
 def get_viewer(request: Request) -> Viewer:
-    has_keys = get_gateway(request).keys.path is not None
+    keys = get_gateway(request).keys
+    has_keys = keys.path is not None
     key = request.scope.get(HOLDER) if has_keys else None
-    return Viewer(key, has_keys=has_keys)
+    return Viewer(key, has_keys=has_keys, anonymous=keys.table.anonymous)
 
 
 KEY_SCHEME = "apiKey"

@@ -46,7 +46,8 @@ def example_request(
     """
     given = given or {}
     shapes = example_shapes(spec, fill)
-    made = (math.prod(shape) for name, shape in shapes.items() if name not in given)
+    # A dimension of 0 hides no others, as the lists around it are written too.
+    made = (math.prod(d or 1 for d in shapes[n]) for n in shapes if n not in given)
     if sum(made) > MAX_EXAMPLE_ELEMENTS:
         return None
     return with_parameters(parameters) | {

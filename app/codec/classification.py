@@ -51,7 +51,7 @@ def classify(
         raise NotRepresentable(msg)
     best = _highest(output, table, count)
     texts: list[bytes] = []
-    for row, indices in zip(table, best, strict=True):
+    for row, indices in zip(table, best, strict=True) if strings else ():
         for value, index in zip(row[indices], indices.tolist(), strict=True):
             texts.append(_text(output, value, index, labels))
             if len(texts) % BLOCK == 0:

@@ -51,13 +51,14 @@ def parse_shape(name: str, shape: object, limits: Limits) -> Shape:
 def count_elements(name: str, shape: list[int] | Shape, limits: Limits) -> int:
     """Return the product of the dimensions.
 
-    Raises InvalidTensor if it exceeds the limit.
+    A dimension of 0 does not hide others, for which memory or time may be needed all
+    the same. Raises InvalidTensor if the product exceeds the limit.
     """
     count = 1
     largest = limits.max_elements
     for dim in shape:
-        count *= dim
-        if count > largest or dim > largest:
+        count *= dim or 1
+        if count > largest:
             msg = (
                 f"shape {written(tuple(shape))} of input '{name}' causes total element "
                 f"count to exceed maximum size of {largest}"
@@ -65,7 +66,12 @@ def count_elements(name: str, shape: list[int] | Shape, limits: Limits) -> int:
             if math.prod(shape) < _COUNTABLE:  # a small excess gets the usual message
                 msg = f"byte size overflow for input '{name}': {msg}"
             raise InvalidTensor(msg)
-    return count
+    if 0 not in shape:
+        return count
+    if (rows := math.prod(shape[: shape.index(0)])) > limits.max_empty_rows:
+        msg = f"shape {written(tuple(shape))} of input '{name}' has {rows} rows without"
+        raise InvalidTensor(f"{msg} elements; at most {limits.max_empty_rows} may come")
+    return 0
 
 
 def fits(expected: Shape | None, shape: Shape) -> bool:

@@ -303,8 +303,9 @@ def _shape(
     if tensor.multiple > 1 and not wanted.shape:
         given = (tensor.multiple, *given[1:])
     shape = (rows, *given) if rows else given
-    if math.prod(shape) > DEFAULT_LIMITS.max_elements:
-        msg = f"input '{tensor.name}' would have {math.prod(shape)} elements"
+    count = math.prod(dim or 1 for dim in shape)  # numpy too counts without zeros
+    if count > DEFAULT_LIMITS.max_elements:
+        msg = f"input '{tensor.name}' would have {count} elements"
         raise ValueError(msg)
     return shape
 

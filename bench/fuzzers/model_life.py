@@ -787,7 +787,8 @@ class World(EventLog):
     def _unload(self) -> None:
         name = self.random.choice(NAMES)
         self.say(f"unload {name}")
-        call = self.control.unload(name, dependents=self.random.random() < 0.5)
+        follow = (lambda model: True) if self.random.random() < 0.5 else None
+        call = self.control.unload(name, follow)
         self._begin(self._control(call), f"unload {name}")
 
     async def _control(self, call: Coroutine[Any, Any, ModelRecord]) -> None:

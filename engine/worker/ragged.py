@@ -271,7 +271,7 @@ class RaggedReplica(Replica):
             if error is not None:
                 again = partial(self._again, started=now)
                 isolate_failure(entries, error, again, partial(self._fail, started=now))
-            elif longest > 0:
+            elif longest and rows:
                 self._budget.record(longest, rows, self._took[-1])
             if self.shares.is_weighted:
                 self._queue.charge(entries, time.monotonic_ns() - now)

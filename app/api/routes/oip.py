@@ -42,7 +42,13 @@ from app.api.schemas import (
     StatisticsList,
 )
 from app.config.extensions import listed_extensions
-from app.errors import HttpError, InvalidRequest, ModelNotReady, NestedTooDeep
+from app.errors import (
+    HttpError,
+    InvalidRequest,
+    ModelNotReady,
+    NestedTooDeep,
+    VersionNotReady,
+)
 from app.gateway import Gateway
 from app.repository.model_life import State
 from app.repository.records import RepositoryError, ready_version
@@ -171,18 +177,20 @@ async def load(gateway: GatewayOf, request: Request, name: ModelName) -> Respons
     response_class=Response,
     openapi_extra=documented(UnloadRequest),
 )
-async def unload(gateway: GatewayOf, request: Request, name: ModelName) -> Response:
+async def unload(
+    gateway: GatewayOf, viewer: ViewerOf, request: Request, name: ModelName
+) -> Response:
     """Stop serving the model after its last request. The answer has no body.
 
     If the parameter `unload_dependents` is true, the member models of an ensemble are
-    unloaded with it.
+    unloaded with it, if the key allows them.
     """
     dependents = (await _parameters(request)).get("unload_dependents", False)
     if not isinstance(dependents, bool):
         msg = f"'unload_dependents' must be true or false, got {dependents!r:.80}"
         raise InvalidRequest(msg)
     try:
-        await gateway.control.unload(name, dependents=dependents)
+        await gateway.control.unload(name, viewer.allows if dependents else None)
     except RepositoryError as e:
         raise refusal(e, "unload_failed") from None
     return Response(status_code=200)
@@ -213,8 +221,10 @@ def _ready(gateway: Gateway, name: str, version: str | None = None) -> ModelRead
     record = find_model(gateway, name)
     find_version(record, version)  # raises if there is none
     entry = ready_version(record, version)
-    if entry is None:
+    if entry is not None and (entry.loaded is None or is_serving(entry.loaded)):
+        return ModelReady(name=name, ready=True)
+    if gateway.keys.path is not None:  # this request needs no key
+        raise VersionNotReady(name, version, "GET /v1/models gives the reason")
+    if entry is None or entry.loaded is None:
         raise not_ready(gateway, name, version)
-    if entry.loaded is not None and not is_serving(entry.loaded):
-        raise ModelNotReady(name, why_not_serving(entry.loaded))
-    return ModelReady(name=name, ready=True)
+    raise ModelNotReady(name, why_not_serving(entry.loaded))

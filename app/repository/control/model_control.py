@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -106,10 +107,12 @@ class ModelControl:
         logger.info("loaded model '%s', %s", name, versions_text(record.serving))
         return record
 
-    async def unload(self, name: str, *, dependents: bool = False) -> ModelRecord:
+    async def unload(
+        self, name: str, members: Callable[[str], bool] | None = None
+    ) -> ModelRecord:
         """Stop serving a model, after its last request, on a client's request.
 
-        With `dependents` the members of an ensemble are unloaded too, unless another
+        The `members` of an ensemble that are to be unloaded follow, unless another
         served ensemble needs them. Raises `RepositoryError`, or `ControlRefused` if the
         mode allows no requests.
         """
@@ -121,12 +124,12 @@ class ModelControl:
         self.watch.follow(name, None)
         await self._repository.unload(name)
         await self._clean_up(name)
-        ensemble = record.config.ensemble
-        for step in ensemble.step if dependents and ensemble is not None else ():
-            users = self._records.users_of(step.model)
-            part = self._records.get(step.model)
-            if part is not None and not any(user.available for user in users):
-                await self.unload(step.model, dependents=True)
+        if members is None or (ensemble := record.config.ensemble) is None:
+            return record
+        for part in (step.model for step in ensemble.step if members(step.model)):
+            in_use = any(user.available for user in self._records.users_of(part))
+            if self._records.get(part) is not None and not in_use:
+                await self.unload(part, members)
         return record
 
     async def discover(self) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from app.config.keys import digest_of
 from engine.run_failures import MOST
 from tests.app.served import Serve, ServedGateway, add
 from tests.app.serving.test_scheduling import Asking, in_flight
@@ -337,3 +338,29 @@ def test_a_member_that_failed_is_named(tmp_path: Path) -> None:
         assert "a run exceeded the limit of 1 s" in error
         status, error = ask("outer")
         assert (status, error[:30]) == (503, "step 1 (of_bad): step 1 (bad):")
+
+
+def test_a_key_unloads_the_members_that_it_allows(tmp_path: Path) -> None:
+    add(tmp_path, "affine")
+    (tmp_path / "chain").mkdir()
+    (tmp_path / "chain" / "config.toml").write_text(ENSEMBLES["chain"])
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        "".join(
+            f'[[key]]\nname = "{name}"\nsha256 = "{digest_of(name.encode()).hex()}"\n'
+            f'groups = ["manage", "metadata"]\nmodels = {allowed}\n'
+            for name, allowed in (("chain", ["chain"]), ("all", ["*"]))
+        )
+    )
+    keys.chmod(0o600)
+    with ServedGateway(tmp_path, "--keys", str(keys)) as served:
+        client = served.wait_ready().client
+        for key, left in (("chain", 200), ("all", 503)):
+            client.headers["x-api-key"] = key
+            assert client.post("/v1/models/chain/load").status_code == 200
+            answer = client.post(
+                "/v2/repository/models/chain/unload",
+                json={"parameters": {"unload_dependents": True}},
+            )
+            assert answer.status_code == 200
+            assert client.get("/v2/models/affine/ready").status_code == left

@@ -6,9 +6,12 @@ plugins/pages/src/popgate_pages/document_routes.py.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.app.served import ServedGateway
+from app.config.keys import digest_of
+from tests.app.served import ServedGateway, add
 
 
 def test_documentation_is_served_from_here(gateway: ServedGateway) -> None:
@@ -47,6 +50,40 @@ def test_documentation_has_the_loaded_models(gateway: ServedGateway) -> None:
         assert response.status_code == 200, response.text
     # The page asks for the first: a person wants to read it.
     assert next(iter(operation["responses"]["200"]["content"])) == "application/json"
+
+
+def test_documentation_has_the_models_that_a_key_sees(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        add(tmp_path, name)
+    keys = tmp_path / "keys.toml"
+    entries = [
+        f'[[key]]\nname = "{name}"\nsha256 = "{digest_of(name.encode()).hex()}"\n{more}'
+        for name, more in (
+            ("all", 'groups = ["pages", "metadata"]\n'),
+            ("one", 'groups = ["pages", "metadata"]\nmodels = ["one"]\n'),
+            ("pages", 'groups = ["pages"]\n'),
+        )
+    ]
+    keys.write_text('anonymous = ["pages"]\n' + "".join(entries))
+    keys.chmod(0o600)
+    with ServedGateway(tmp_path, "--keys", str(keys)) as served:
+        client = served.wait_ready().client
+
+        def seen(key: str) -> set[str]:
+            headers = {"x-api-key": key} if key else {}
+            paths = client.get("/openapi.json", headers=headers).json()["paths"]
+            return {
+                name for name in ("one", "two") if f"/v1/models/{name}/infer" in paths
+            }
+
+        for _ in range(2):
+            assert seen("all") == {"one", "two"}
+            assert seen("one") == {"one"}
+            assert seen("pages") == seen("") == set()
+    keys.write_text('anonymous = ["pages", "metadata"]\n' + entries[0])
+    with ServedGateway(tmp_path, "--keys", str(keys)) as served:
+        client = served.wait_ready().client
+        assert seen("") == {"one", "two"}
 
 
 @pytest.mark.parametrize("path", ["/docs/", "/redoc"])

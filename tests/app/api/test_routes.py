@@ -18,6 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
 from app.about import VERSION
+from app.api.examples import example_request
+from app.spec import ModelSpec, TensorSpec
 from tests.app.served import ServedGateway
 
 ERROR_PATHS = [
@@ -103,6 +105,15 @@ def test_the_example_of_a_model_works(gateway: ServedGateway, name: str) -> None
     example = get(gateway, f"/v1/models/{name}")["example"]
     response = gateway.client.post(f"/v1/models/{name}/infer", json=example)
     assert response.status_code == 200, response.text
+
+
+def test_an_input_of_no_elements_and_many_rows_has_no_example() -> None:
+    """Its lists alone would take memory without bound."""
+    shape = (10_000_000, 0)
+    spec = ModelSpec("m", "1", (TensorSpec.make("x", "FP32", shape),), ())
+    assert example_request(spec) is None
+    few = ModelSpec("m", "1", (TensorSpec.make("x", "FP32", (2, 0)),), ())
+    assert example_request(few) == {"inputs": {"x": [[], []]}}
 
 
 def test_versions_answer_on_their_own(gateway: ServedGateway) -> None:

@@ -63,6 +63,9 @@ def test_each_row_of_a_batch() -> None:
         (2, 1),
     )
     assert classify(array[:0], 2, "INT32", batched=True) == ([], (0, 0))
+    # As many rows as have no bytes take no time.
+    empty = np.empty((1 << 31, 0), np.int32)
+    assert classify(empty, 1, "INT32", batched=True) == ([], (1 << 31, 0))
 
 
 def test_ties_and_odd_numbers() -> None:

@@ -6,6 +6,7 @@ Covers: app/codec/inputs.py, app/codec/shapes.py, app/codec/request_options.py.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgpack
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 
 from app.codec import Encoding, NanPolicy
+from app.codec.shapes import count_elements
 from app.errors import InvalidRequest, InvalidTensor, RequestError, row_of
+from app.limits import DEFAULT_LIMITS
 from tests.app.codec import samples
 from tests.app.codec.samples import Body
 
@@ -488,3 +491,20 @@ def test_reply_in_the_encoding_that_came() -> None:
     assert Body(text).decode(codec).encoding is Encoding.JSON
     assert Body(packed).decode(codec).encoding is Encoding.MSGPACK
     assert Body(text).decode(codec, b"application/x-npy").encoding is Encoding.NPY
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        ([0, 3, 2147483647, 2147483647], "maximum size of 2147483648"),
+        ([2147483647, 0], "2147483647 rows without elements; at most 65536"),
+        ([1, 1 << 16, 2, 0], "131072 rows without elements; at most 65536"),
+    ],
+)
+def test_dimensions_of_zero_hide_no_others(shape: list[int], why: str) -> None:
+    """They would take no memory, but time, or numpy refuses them."""
+    with pytest.raises(InvalidTensor, match=re.escape(why)):
+        count_elements("x", shape, DEFAULT_LIMITS)
+    assert count_elements("x", [0, 3, 1024, 1024], DEFAULT_LIMITS) == 0
+    assert count_elements("x", [1 << 16, 0], DEFAULT_LIMITS) == 0
+    assert count_elements("x", [2, 3], DEFAULT_LIMITS) == 6

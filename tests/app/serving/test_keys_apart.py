@@ -129,6 +129,16 @@ def get(served: ServedGateway, path: str, key: str = "") -> Any:
     return response.json() if response.status_code == 200 else response.status_code
 
 
+def test_health_checks_give_no_reasons(served: ServedGateway) -> None:
+    """They need no key. The key decides who reads why a model is not served."""
+    for path in ("/v2/models/broken/ready", "/v2/models/broken/versions/1/ready"):
+        answer = served.client.get(path)
+        assert answer.status_code == 503
+        assert answer.json()["error"].startswith("Request for unknown model: 'broken'")
+        assert "GET /v1/models gives the reason" in answer.json()["error"]
+    assert served.client.get("/v2/models/sum/ready").status_code == 200
+
+
 def test_requests_of_others_are_not_shown(served: ServedGateway) -> None:
     """Neither those to models that a key may not see, nor the texts of any other."""
     sent = {}

@@ -163,6 +163,21 @@ def test_a_completion_that_is_handled_twice_takes_nothing_from_others(
         check(request, each)
 
 
+def test_a_request_without_rows_leaves_the_device_alone(
+    files: dict[str, Path], own_device: Device
+) -> None:
+    with ModelRunner(files["masked"], on(own_device)) as runner:
+        for _ in range(3):
+            (request,) = [runner.submit(tensors(row(3, rows=0)))]
+            finished([request])
+            check(request, row(3, rows=0))
+        given = row(4)
+        request = runner.submit(tensors(given))
+        finished([request])
+        check(request, given)
+    assert own_device.restarts == 0
+
+
 def test_rows_of_many_lengths_give_the_same_as_alone(
     files: dict[str, Path], shared_device: Device, slow: ModelRunner
 ) -> None:

@@ -10,10 +10,13 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
-from app.api.dependencies import GatewayOf
+from app.api.dependencies import GatewayOf, ViewerOf
 from app.repository.records import LoadedModel
 from popgate_pages.document import base_document, document_with_models
 from popgate_pages.yaml_text import to_yaml
+
+#: The most documents that are kept.
+_KEPT = 8
 
 
 def document_router() -> APIRouter:
@@ -22,8 +25,11 @@ def document_router() -> APIRouter:
     documents = Documents()
 
     @router.get("/openapi.json")
-    async def openapi(request: Request, gateway: GatewayOf) -> Response:
-        loaded = (r.default for r in gateway.records.all())
+    async def openapi(
+        request: Request, gateway: GatewayOf, viewer: ViewerOf
+    ) -> Response:
+        seen = (r for r in gateway.records.all() if viewer.sees(r.name))
+        loaded = (r.default for r in seen)
         served = [model for model in loaded if model is not None]
         content = await run_in_threadpool(documents.with_models, request.app, served)
         return Response(content, media_type="application/json")
@@ -43,7 +49,8 @@ class Documents:
 
     def __init__(self) -> None:
         self._base: dict[str, Any] | None = None
-        self._made: tuple[object, bytes] = None, b""
+        #: Documents of the models that a key sees, by these models.
+        self._made: dict[object, bytes] = {}
 
     def base(self, app: FastAPI) -> dict[str, Any]:
         """Return the document without models."""
@@ -56,12 +63,15 @@ class Documents:
         """Return the document of these models as JSON; make it again if they have
         changed.
         """
-        key = [(m.spec.name, m.spec.version, m.loaded_at) for m in served]
-        made = self._made
-        if made[0] != key:
+        key = tuple((m.spec.name, m.spec.version, m.loaded_at) for m in served)
+        made = self._made.get(key)
+        if made is None:
             # The URL is relative to this document, so the page works below a proxy's
             # prefix.
             servers = {"servers": [{"url": "./"}]}
             document = document_with_models(self.base(app), served, app.state.added)
-            made = self._made = key, orjson.dumps(document | servers)
-        return made[1]
+            made = orjson.dumps(document | servers)
+            if len(self._made) >= _KEPT:
+                self._made.clear()
+            self._made[key] = made
+        return made
