@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
-from popgate_admin.table import align_columns, printable
+from popgate_admin.table import align_columns
 
 
 def test_columns() -> None:
@@ -11,18 +9,3 @@ def test_columns() -> None:
     assert align_columns(rows, right={0, 1}) == ["  a  bb", "ccc   d  e"]
     assert align_columns([["one"]]) == ["one"]
     assert align_columns([]) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("", ""),
-        ("Reshape:0/1 é 数", "Reshape:0/1 é 数"),
-        ("a\tb\x7f", r"a\tb\x7f"),
-        ("\u2028\u200b", r"\u2028\u200b"),
-        ("\udc80", r"\udc80"),
-        ("back\\slash", "back\\slash"),
-    ],
-)
-def test_printable(text: str, shown: str) -> None:
-    assert printable(text) == shown

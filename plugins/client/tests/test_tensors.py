@@ -100,6 +100,8 @@ def test_values(value: Any, datatype: str, shape: Any, want: Any) -> None:
         ([0.5], "INT32", "the values of float64 do not fit INT32"),
         ([300], "UINT8", "do not fit UINT8"),
         (["a"], "FP32", "expected FP32, got values of <U1"),
+        ([1e39, 1.0], "FP32", "a finite number is too large for FP32"),
+        ([65520, -float("inf")], "FP16", "a finite number is too large for FP16"),
         ([1j], "", "the protocol has no datatype for complex128"),
         ([1], "FP8", "unknown datatype FP8"),
     ],

@@ -53,6 +53,21 @@ def test_one_model(popgate: Call, tmp_path: Path) -> None:
     assert metadata.option("popgate.batching") == "rows"
 
 
+def test_names_of_a_file_command_no_terminal(popgate: Call, tmp_path: Path) -> None:
+    model = onnx.load(save(tmp_path / "m.onnx"))
+    model.graph.input[0].name = model.graph.node[0].input[0] = "x\x1b[31m\u202e"
+    model.graph.output[0].name = model.graph.node[1].output[0] = "y\r\nX: z"
+    onnx.save(model, tmp_path / "m.onnx")
+    shown = popgate("validate", tmp_path).out
+    assert r"x\x1b[31m\u202e FP32" in shown
+    for command in ("compile", "run"):
+        done = popgate(command, tmp_path / "m.onnx")
+        assert done.code == 0, done.err
+        shown = done.out + done.err
+        assert all(line.isprintable() for line in shown.split("\n")), shown
+        assert r"y\r\nX: z" in shown
+
+
 def test_folders_are_made_for_out_dir_alone(popgate: Call, tmp_path: Path) -> None:
     model, missing = save(tmp_path / "m.onnx"), tmp_path / "typo"
     done = popgate("compile", model, "-o", missing / "out.popef")

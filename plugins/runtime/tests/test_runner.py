@@ -48,6 +48,7 @@ def test_results_are_awaited_while_other_tasks_run(tmp_path: Path) -> None:
         ([[True, "x", 1, 2]], "input 'input' must be F32, got"),
         ({"no": [ROW]}, "no"),
         ([1.0, 2.0], "input"),
+        ([1e39, 0.0, 0.0, 0.0], "a finite number is too large for F32"),
     ],
 )
 def test_mistakes_are_errors_of_the_engine(

@@ -29,6 +29,21 @@ def test_a_value_is_one_word() -> None:
     assert escaped("gr\u00fc\u00dfe") == "gr\u00fc\u00dfe"
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("", ""),
+        ("Reshape:0/1 é 数", "Reshape:0/1 é 数"),
+        ("a\tb\x7f", r"a\tb\x7f"),
+        ("\u2028\u200b", r"\u2028\u200b"),
+        ("\udc80", r"\udc80"),
+        ("back\\slash", "back\\slash"),
+    ],
+)
+def test_what_is_escaped(text: str, shown: str) -> None:
+    assert escaped(text) == shown
+
+
 def test_no_line_looks_like_the_first() -> None:
     text = escaped_lines(f"first\n{FORGED}\n\tindented\x1b")
     assert text == f"first\n    {FORGED}\n    \tindented\\x1b"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from app.observe.log_text import escaped
 from app.sizes import size_text
 from popef_io import (
     Anchor,
@@ -21,7 +22,7 @@ from popef_io import (
     TensorDataInfo,
     TensorInfo,
 )
-from popgate_admin.table import align_columns, printable
+from popgate_admin.table import align_columns
 
 Document = dict[str, Any]
 
@@ -81,7 +82,7 @@ def dump_text(
     for file in document["files"]:
         size = size_text(file["size"])
         count = f"{file['blobs']} blob{'s' * (file['blobs'] != 1)}"
-        lines.append(f"{printable(file['path'])}: {count}, {size}")
+        lines.append(f"{escaped(file['path'])}: {count}, {size}")
     if not metadata_only:
         lines += ["", *_blob_lines(document["blobs"], len(document["files"]) > 1, all)]
     for metadata in document["metadata"]:
@@ -192,10 +193,10 @@ def _blob_lines(
     head += ["of"] if several_files else []
     rows = [head]
     for blob in shown:
-        name = "-" if blob["name"] is None else printable(blob["name"])
+        name = "-" if blob["name"] is None else escaped(blob["name"])
         row = [str(blob["index"]), blob["type"], name, str(blob["offset"])]
         row += [size_text(blob["size"]), _content_text(blob)]
-        rows.append(row + ([printable(blob["file"])] if several_files else []))
+        rows.append(row + ([escaped(blob["file"])] if several_files else []))
     lines = align_columns(rows, right={0, 3, 4})
     return lines + _rest_line(len(blobs) - len(shown), "blobs")
 
@@ -224,13 +225,13 @@ def _tensor_text(entry: Document) -> str:
 
 
 def _metadata_lines(metadata: Document, everything: bool) -> list[str]:
-    lines = [f"executable {printable(metadata['executable'])}"]
+    lines = [f"executable {escaped(metadata['executable'])}"]
     target = [[f"  {name}", _value_text(v)] for name, v in metadata["target"].items()]
     lines += align_columns(target)
     lines.append("  program flow")
     for phase, programs in metadata["program_flow"].items():
         steps = ", ".join(
-            f"{step['program']} {printable(step['name'])}".strip() for step in programs
+            f"{step['program']} {escaped(step['name'])}".strip() for step in programs
         )
         lines.append(f"    {phase:<5} {steps or '-'}")
     lines += _anchor_lines(metadata, everything)
@@ -255,11 +256,11 @@ def _anchor_lines(metadata: Document, everything: bool) -> list[str]:
         marks += ["has data"] * anchor["has_data"]
         rows.append(
             [
-                f"    {printable(anchor['name'])}",
+                f"    {escaped(anchor['name'])}",
                 anchor["type"],
                 _tensor_text(anchor),
                 ", ".join(map(str, anchor["programs"])) or "-",
-                printable(anchor["handle"]) or "-",
+                escaped(anchor["handle"]) or "-",
                 ", ".join(marks),
             ]
         )
@@ -271,17 +272,17 @@ def _anchor_lines(metadata: Document, everything: bool) -> list[str]:
 def _option_lines(options: dict[str, str], everything: bool) -> list[str]:
     rows = []
     for name, value in options.items():
-        text = printable(value)
+        text = escaped(value)
         if not everything and len(text) > _VALUE_LENGTH:
             text = f"{text[:_VALUE_LENGTH]}... ({len(value)} characters)"
-        rows.append([f"    {printable(name)}", text])
+        rows.append([f"    {escaped(name)}", text])
     return align_columns(rows)
 
 
 def _value_text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return printable(str(value)) or "-"
+    return escaped(str(value)) or "-"
 
 
 def _rest_line(count: int, what: str, indent: str = "") -> list[str]:

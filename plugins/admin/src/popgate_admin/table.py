@@ -1,4 +1,4 @@
-"""Text for a terminal: aligned columns, names without control characters."""
+"""Text for a terminal: aligned columns."""
 
 from __future__ import annotations
 
@@ -20,15 +20,3 @@ def align_columns(
         )
         lines.append("  ".join(cells).rstrip())
     return lines
-
-
-def printable(text: str) -> str:
-    """Return `text` with all characters escaped that a terminal would interpret instead
-    of showing.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode()
-        for char in text
-    )

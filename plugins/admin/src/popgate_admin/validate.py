@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
+from app.observe.log_text import escaped
 
 if TYPE_CHECKING:
     from app.repository.model_sources import RemoteCaches
@@ -284,7 +285,8 @@ def _tensors(spec: ModelSpec, tensors: tuple[TensorSpec, ...], mark: str) -> str
     lines = []
     for tensor in tensors[:MAX_TENSORS_SHOWN]:
         shape = shown_shape(spec, tensor)
-        lines.append(f"{mark}{tensor.name} {notation(tensor.datatype, shape)}")
+        text = f"{escaped(tensor.name)} {notation(tensor.datatype, shape)}"
+        lines.append(mark + text)
     if len(tensors) > MAX_TENSORS_SHOWN:
         lines.append(f"{mark}and {len(tensors) - MAX_TENSORS_SHOWN} more")
     return "\n".join(lines)

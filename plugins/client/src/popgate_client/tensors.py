@@ -161,7 +161,11 @@ def _cast(name: str, array: Array, datatype: str) -> Array:
         raise InvalidRequest(msg)
     if wanted.kind == "f" and array.dtype.kind in "iuf":
         with np.errstate(over="ignore"):
-            return array.astype(wanted)
+            cast = array.astype(wanted)
+        if np.isinf(cast).any() and not np.isinf(array)[np.isinf(cast)].all():
+            msg = f"input {name}: a finite number is too large for {datatype}"
+            raise InvalidRequest(msg)
+        return cast
     with np.errstate(invalid="ignore"):
         cast = array.astype(wanted)
     if not np.array_equal(cast, array):

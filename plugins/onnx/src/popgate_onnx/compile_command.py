@@ -16,6 +16,7 @@ import typer
 
 from app.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from app.cli.pairs import parse_pairs, parse_shapes
+from app.observe.log_text import escaped
 from app.plugins import plugins
 
 if TYPE_CHECKING:
@@ -507,5 +508,6 @@ def _tensors(tensors: tuple[TensorReport, ...]) -> str:
     shown = []
     for tensor in tensors:
         datatype = datatype_of(tensor.info.data_type).name
-        shown.append(f"{tensor.name} {notation(datatype, tensor.info.shape)}")
+        name = escaped(tensor.name)
+        shown.append(f"{name} {notation(datatype, tensor.info.shape)}")
     return ", ".join(shown)

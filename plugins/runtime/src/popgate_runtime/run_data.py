@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from app.cli.errors import EXIT_USAGE, CommandError
 from app.cli.pairs import parse_pairs, parse_shapes
+from app.observe.log_text import escaped
 from app.spec import datatype_of, notation
 from engine import DataDesc, Tensor
 from popef_io import DataType
@@ -225,4 +226,4 @@ def save(outputs: Sequence[NamedTensor], target: Path) -> None:
 def shown(output: NamedTensor) -> str:
     """Return name, type, shape and values, for a person."""
     kind = notation(output.datatype, output.shape)
-    return f"{output.name}  {kind}\n{text_of(output)}"
+    return f"{escaped(output.name)}  {kind}\n{text_of(output)}"

@@ -10,6 +10,7 @@ import typer
 
 from app.cli.errors import EXIT_USAGE, CommandError
 from app.cli.pairs import parse_pairs
+from app.observe.log_text import escaped
 from app.sizes import counted
 from popgate_tools.asking import AskedModel, RequestOptions, Server, ask_model, grouped
 
@@ -51,7 +52,9 @@ def infer(
                      help="Encoding of the tensors."),
     ] = "binary",
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time limit of the request.")
+        float,
+        typer.Option(metavar="SECONDS", min=0.001, max=1e6,
+                     help="Time limit of the request."),
     ] = TIMEOUT,
     *,
     server: Server,
@@ -152,7 +155,7 @@ def _deliver(results: Outputs, wanted: dict[str, str], number: int) -> None:
             raise CommandError(msg, EXIT_USAGE)
     for name, array in results.items():
         datatype = results.datatypes[name]
-        head = f"{name}  {notation(datatype, array.shape)}"
+        head = f"{escaped(name)}  {notation(datatype, array.shape)}"
         if name in wanted:
             target = Path(wanted[name])
             if number:  # NAME=y.npy becomes y.1.npy, y.2.npy

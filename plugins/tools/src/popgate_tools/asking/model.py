@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.cli.errors import CommandError
+from app.observe.log_text import escaped
 
 if TYPE_CHECKING:
     from popgate_client import Client
@@ -40,7 +41,8 @@ class AskedModel:
         """Return the inputs as readable types."""
         from app.spec import notation
 
-        return ", ".join(f"{n} {notation(*spec)}" for n, spec in self.inputs.items())
+        found = self.inputs.items()
+        return ", ".join(f"{escaped(n)} {notation(*spec)}" for n, spec in found)
 
     def problems(self, given: Collection[str]) -> list[str]:
         """Return the problems of the names of the given inputs."""
@@ -48,7 +50,7 @@ class AskedModel:
         missing = sorted(set(self.inputs) - self.optional - set(given))
         return [
             *(f"no input {name!r}" for name in unknown),
-            *(f"--input {name}=… is missing" for name in missing),
+            *(f"--input {escaped(name)}=… is missing" for name in missing),
         ]
 
 

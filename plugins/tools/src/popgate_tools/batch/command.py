@@ -65,7 +65,9 @@ def batch(
                           help="Number of requests in flight.")
     ] = 32,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time limit of one row.")
+        float,
+        typer.Option(metavar="SECONDS", min=0.001, max=1e6,
+                     help="Time limit of one row."),
     ] = 60.0,
     retries: Annotated[
         int, typer.Option(min=0, help="Number of retries if the server is busy.")
