@@ -219,6 +219,25 @@ def test_a_decoder_that_is_killed(served: ServedGateway) -> None:
     assert best(post(served, content=GREEN))[0] == "green"
 
 
+def test_a_decoder_that_died_while_it_was_idle(served: ServedGateway) -> None:
+    assert best(post(served, content=GREEN))
+    killed = decoders_of(served)
+    assert killed
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: all(map(_has_ended, killed)))
+    assert best(post(served, content=GREEN))[0] == "green"
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether nothing but its exit code is left."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return status.rpartition(")")[2].split()[0] == "Z"
+
+
 def test_a_decoder_that_hangs(served: ServedGateway) -> None:
     assert post(served, "impatient", content=GREEN).status_code == 200
     hung = decoders_of(served)

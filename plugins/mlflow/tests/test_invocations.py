@@ -193,6 +193,14 @@ def test_cells_that_pandas_takes_for_gaps(gap: str) -> None:
         ({"dataframe_records": [1]}, "must be a list of objects"),
         ({"dataframe_records": []}, "has no rows"),
         ({"dataframe_records": [{"age": 1}]}, "missing required"),
+        (
+            {"dataframe_records": [{f"a{n}": 1} for n in range(6000)]},
+            "6000 records of 6000 keys, nearly all of which are missing",
+        ),
+        (
+            {"dataframe_split": {"columns": [*map(str, range(9999)), "7"], "data": []}},
+            "'7' twice",
+        ),
         ("age,city\n1,2,3\n", "row 0 of the CSV has 3 cells, expected 2"),
         ("age,children,city,member\n1,1.5,a,1\n", "'1.5' in row 0 of column 'children"),
         ("age,children,city,member\n1,1,a,yes\n", "'yes' in row 0 of column 'member'"),

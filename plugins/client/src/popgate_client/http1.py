@@ -69,8 +69,13 @@ class AnswerReader:
         return self._filled > 0
 
     def buffer(self) -> memoryview:
-        """Return the memory for the next bytes."""
-        return self._view if self._body is None else self._body[self._filled :]
+        """Return the memory for the next bytes. It is never empty, as event loops also
+        ask for it when the answer is complete and the server closes the connection.
+        """
+        body = self._body
+        if body is None or self._filled == len(body):
+            return self._view
+        return body[self._filled :]
 
     def received(self, count: int) -> Answer | None:
         """Return the answer if the `count` received bytes complete it."""

@@ -51,6 +51,11 @@ class Decoder:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the process has ended, for example for lack of memory."""
+        return self._process.poll() is not None
+
     async def decode(self, raw: bytes, written: bytes, plan: DecodePlan) -> bytes:
         """Return the numbers of a picture.
 
@@ -124,6 +129,8 @@ class Decoders:
             task.exception()
 
     async def _run(self, raw: bytes, written: bytes, plan: DecodePlan) -> bytes:
+        while self._free and self._free[-1].has_ended:
+            self._free.pop().kill()
         decoder = self._free.pop() if self._free else None
         if decoder is None:
             decoder = await asyncio.to_thread(Decoder)

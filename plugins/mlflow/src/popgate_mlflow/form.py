@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -44,6 +45,9 @@ _GAPS: Final = frozenset(
     ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND",
      "1.#QNAN", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null")
 )  # fmt: skip
+#: The most cells of a table made of records: so many for each value in them, and some.
+_MOST_GAPS: Final = 8
+_FEW_CELLS: Final = 1 << 16
 _TRUTHS: Final = {"true": True, "false": False, "1": True, "0": False}
 
 #: Values by input, and the number of rows if they came in rows.
@@ -124,7 +128,8 @@ def _document(text: bytes, codec: ModelCodec) -> dict[str, Any]:
     given = [key for key in FORMS if key in document]
     unknown = [key for key in document if key not in _KEYS]
     if len(given) != 1 or unknown:
-        what = f", got {', '.join(f'{key:.80}' for key in document) or 'an empty one'}"
+        shown = ", ".join(f"{key:.80}" for key in [*document][:20])
+        what = f", got {shown or 'an empty one'}"
         raise InvalidRequest(_HELP + what)
     return document
 
@@ -170,6 +175,11 @@ def _from_records(spec: ModelSpec, records: object) -> Values:
         msg = "'dataframe_records' must be a list of objects, as in "
         raise InvalidRequest(msg + '[{"age": 33, "city": "Bonn"}]')
     names = list(dict.fromkeys(name for record in records for name in record))
+    # Records that have few keys in common make a table far larger than themselves.
+    cells = len(records) * len(names)
+    if cells > _FEW_CELLS + _MOST_GAPS * sum(map(len, records)):
+        msg = f"'dataframe_records' has {len(records)} records of {len(names)} keys, "
+        raise InvalidRequest(msg + "nearly all of which are missing in each record")
     rows = [[record.get(name) for name in names] for record in records]
     return _of_table(spec, names, rows, _as_it_is)
 
@@ -203,9 +213,9 @@ def _of_table(
     spec: ModelSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], read: Reads
 ) -> Values:
     """Return the values of a table by input."""
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if twice:
-        raise InvalidRequest(f"the table has the column '{twice[0]:.200}' twice")
+    if len(set(names)) < len(names):
+        ((twice, _),) = Counter(names).most_common(1)
+        raise InvalidRequest(f"the table has the column '{twice:.200}' twice")
     if not rows:
         raise InvalidRequest("the table has no rows")
     needed = [t for t in spec.inputs if t.name not in spec.defaults]

@@ -44,8 +44,9 @@ LOCK = ".lock"
 LOCK_LOOK = 0.1  # seconds between tries for a lock that another process holds
 MAX_MANIFEST = 64 << 20
 #: Seconds for which the cache keeps blobs of no snapshot, abandoned parts, and models
-#: that no server has used.
-KEPT_BLOB = 3600.0
+#: that no server has used. The blobs of a download belong to no snapshot until its last
+#: file has come, so no download may take that long.
+KEPT_BLOB = 2 * 86400.0
 KEPT_PART = 7 * 86400.0
 KEPT_MODEL = 30 * 86400.0
 
@@ -242,8 +243,8 @@ class CacheEntry:
                 if stop.wait(LOCK_LOOK):
                     raise FetchStopped("the server ends")
                 if not os.fstat(fd).st_nlink:  # another process has removed the folder
-                    os.close(fd)
-                    fd = self._open_lock()
+                    old, fd = fd, self._open_lock()
+                    os.close(old)
             yield
         finally:
             os.close(fd)
