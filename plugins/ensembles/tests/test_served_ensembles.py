@@ -364,3 +364,22 @@ def test_a_key_unloads_the_members_that_it_allows(tmp_path: Path) -> None:
             )
             assert answer.status_code == 200
             assert client.get("/v2/models/affine/ready").status_code == left
+
+
+def test_members_leave_with_an_ensemble_of_a_load_request(tmp_path: Path) -> None:
+    for name in ("affine", "made"):
+        add(tmp_path, name)
+    with ServedGateway(tmp_path, "--trust-loopback") as served:
+        client = served.wait_ready().client
+        step = {"model": "affine", "inputs": {"input": "a"}, "outputs": {"output": "b"}}
+        config = json.dumps({"ensemble": {"step": [step]}})
+        loaded = client.post(
+            "/v2/repository/models/made/load", json={"parameters": {"config": config}}
+        )
+        assert loaded.status_code == 200, loaded.text
+        answer = client.post(
+            "/v2/repository/models/made/unload",
+            json={"parameters": {"unload_dependents": True}},
+        )
+        assert answer.status_code == 200
+        assert client.get("/v2/models/affine/ready").status_code == 503
