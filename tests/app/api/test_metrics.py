@@ -32,9 +32,13 @@ TARGET_LABELS = {"instance", "job", "pod"}
 #: Words of PromQL in our queries that are no metrics.
 WORDS = {"sum", "avg", "min", "count", "rate", "increase", "histogram_quantile"}
 WORDS |= {"changes", "time", "max", "or", "on", "group_left", "bool"}
-#: Not every server has these; plugins/workers/tests and tests/app/http/test_tls.py see
-#: them.
+#: Not every server has these; plugins/workers/tests, plugins/text/tests and
+#: tests/app/http/test_tls.py see them.
 ELSEWHERE = {
+    "popgate_tokens_total": set[str](),
+    "popgate_padded_tokens_total": set[str](),
+    "popgate_batch_tokens": set[str](),
+    "popgate_tokenizing_duration_seconds": set[str](),
     "popgate_worker_up": {"worker"},
     "popgate_worker_restarts_total": {"worker"},
     "popgate_certificate_expiry_timestamp_seconds": set[str](),
