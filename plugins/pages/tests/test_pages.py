@@ -433,6 +433,112 @@ def test_a_picture_and_what_is_wrong_with_a_request(
     chromium.wait_text("400 invalid_request", ".answer")
 
 
+ODD = {
+    "doubled": "(float16[n,2] x) => (float16[n,2] y) { y = Add (x, x) }",
+    "wide": """(float[1,1] x) => (float[1,150528] y)
+        <int64[2] size = {1, 150528}> { y = Expand (x, size) }""",
+    "exact": "(uint64[n] x) => (uint64[n] y) { y = Identity (x) }",
+    "constant": "() => (float[2] y) { y = Constant <value = float[2] {0.25, 0.75}> () }",
+    "vectors": "(string[n] text) => (float[n,2] embedding) "
+    "{ large = Constant <value = float[1,2] {1e30, 1.0}> () row = Mul (large, large) "
+    "size = Shape (text) one = Constant "
+    "<value = int64[1] {1}> () many = Concat <axis = 0> (size, one) "
+    "embedding = Expand (row, many) }",
+}
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+    """Models with answers that browsers or pages have trouble with."""
+    root = tmp_path_factory.mktemp("odd")
+    head = '<ir_version: 8, opset_import: ["": 17]> model '
+    for name, graph in ODD.items():
+        onnx.save(onnx.parser.parse_model(head + graph), root / f"{name}.onnx")
+    with ServedGateway(root) as served:
+        yield served.wait_ready()
+
+
+def try_it(page: Browser, text: str) -> None:
+    """Run a request in JSON on the page of a model."""
+    page.wait("document.querySelector('textarea') !== null")
+    page.evaluate(f"document.querySelector('textarea').value = {text!r}")
+    page.click(".run")
+
+
+@in_chromium
+@pytest.mark.parametrize(
+    ("model", "inputs", "shown"),
+    [
+        ("doubled", '{"x": [[65504, 1]]}', "[Infinity,2]"),
+        ("wide", '{"x": [[0.5]]}', "the highest 10 of 150528"),
+        (
+            "exact",
+            '{"x": [18446744073709551615, 1]}',
+            "[18446744073709551615,1]",
+        ),
+        ("exact", '{"x": [9007199254740993]}', "9,007,199,254,740,993"),
+        ("constant", "{}", "FP32[2]"),
+    ],
+)
+def test_odd_answers_are_shown(
+    odd: ServedGateway, chromium: Browser, model: str, inputs: str, shown: str
+) -> None:
+    chromium.open(f"{odd.url}/#/models/{model}")
+    try_it(chromium, f'{{"inputs": {inputs}}}')
+    chromium.wait_text(shown, ".answer")
+    chromium.wait_text("Explain this request", ".answer")
+    check_quiet(chromium, odd)
+
+
+@in_chromium
+def test_infinite_vectors_of_texts_are_shown(
+    odd: ServedGateway, chromium: Browser
+) -> None:
+    chromium.open(f"{odd.url}/#/models/vectors")
+    chromium.click(".run")
+    chromium.wait_text("NaN", ".answer .cosines")
+    check_quiet(chromium, odd)
+
+
+@in_chromium
+def test_a_program_of_javascript_reads_infinity(
+    odd: ServedGateway, chromium: Browser
+) -> None:
+    chromium.open(f"{odd.url}/#/models/doubled")
+    chromium.wait_text("Call it from a program", "main")
+    chromium.evaluate(
+        "[...document.querySelectorAll('[role=tab]')]"
+        ".find(b => b.textContent === 'JavaScript').click()"
+    )
+    code = chromium.evaluate("document.querySelector('.code pre').innerText")
+    sent = code.replace("[1,1]", "[65504,1]")
+    outputs = chromium.evaluate(f"(async () => {{ {sent}; return outputs; }})()")
+    assert outputs[0]["data"] == ["Infinity", 2]
+
+
+@in_chromium
+def test_a_model_that_is_not_loaded_has_no_form(
+    tmp_path: Path, chromium: Browser
+) -> None:
+    models.affine(tmp_path / "affine.popef")
+    options = ("--model-control-mode", "explicit")
+    with ServedGateway(tmp_path, *options) as served:
+        served.wait_ready()
+        chromium.open(f"{served.url}/#/models/affine")
+        chromium.wait_text("Model not loaded", "main")
+
+
+@in_chromium
+@pytest.mark.parametrize("name", ["%", "a%zz/b", "none"])
+def test_a_model_that_is_none(
+    served: ServedGateway, chromium: Browser, name: str
+) -> None:
+    chromium.open(f"{served.url}/#/models/{name}")
+    chromium.wait_text("Model not found", "main")
+    chromium.wait_text(name, "main h1")
+    assert not [error for error in chromium.errors if "404" not in error]
+
+
 @in_chromium
 @pytest.mark.parametrize("model", ["digits", "photo"])
 def test_snippets_work_as_they_are_pasted(

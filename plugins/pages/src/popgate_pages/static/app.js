@@ -15,7 +15,7 @@ let shown = null;
 
 function route() {
   const [page = "", ...rest] = location.hash.replace(/^#\/?/, "").split("/");
-  const name = decodeURIComponent(rest.join("/"));
+  const name = decoded(rest.join("/"));
   shown?.close?.();
   if (page === "models" && name) shown = modelPage(name);
   else if (page === "requests") shown = name ? oneRequest(name) : requests();
@@ -31,6 +31,15 @@ function route() {
   }
   document.title = name ? `${name} · PopGate` : "PopGate";
   scrollTo(0, 0);
+}
+
+/** What the address names; a `%` that encodes nothing is one. */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 /** What an address shows that is none of ours. */

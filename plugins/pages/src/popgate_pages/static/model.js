@@ -72,7 +72,7 @@ async function load(name) {
     const title = error instanceof Refused && error.status === 404 ? "Model not found" : "Cannot describe the model";
     return h("section", { class: "panel" }, h("div", { class: "empty" }, h("b", {}, title), error.message));
   }
-  if (!model.inputs.length) {
+  if (!model.platform) {
     return h("section", { class: "panel" }, h("div", { class: "empty" }, h("b", {}, "Model not loaded"), model.reason || "The server has not loaded this model."));
   }
   return [tryIt(model), h("div", { class: "grid two" }, tensors(model), snippets(model)), about(model)];

@@ -19,7 +19,7 @@ export function snippets(model) {
 
 /** Whether people send a picture to the only input, as a file. */
 function takesPicture([input, ...others]) {
-  return !others.length && (input.files || (input.datatype === "BYTES" && /image|img|picture|photo/i.test(input.name)));
+  return input && !others.length && (input.files || (input.datatype === "BYTES" && /image|img|picture|photo/i.test(input.name)));
 }
 
 /** The body as JSON, or where that is too long, as text that makes it. */
@@ -75,7 +75,7 @@ export function javascript({ url, headers, json, javascript: made, file }) {
   const body = file ? `document.querySelector("input[type=file]").files[0]` : `JSON.stringify(${json ?? made})`;
   return `const answer = await fetch(${JSON.stringify(url)}, {
   method: "POST",
-  headers: ${JSON.stringify(headers)},
+  headers: ${JSON.stringify({ ...headers, accept: "application/json; nan=string" })},
   body: ${body},
 });
 const { outputs } = await answer.json();

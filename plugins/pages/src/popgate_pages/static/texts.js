@@ -39,7 +39,9 @@ export function textsPane(model, kind, run) {
 
 function shown(kind, texts, output) {
   const size = output.shape.at(-1);
-  const rows = texts.map((_, i) => output.data.flat(Infinity).slice(i * size, (i + 1) * size));
+  const data = output.data.flat(Infinity);
+  const values = kind === "classifier" ? data : data.map(Number); // NaN comes as a text
+  const rows = texts.map((_, i) => values.slice(i * size, (i + 1) * size));
   if (kind === "reranker") return ranks(texts, rows);
   return kind === "classifier" ? classes(texts, rows) : cosines(texts, rows);
 }

@@ -9,6 +9,7 @@ import { strip } from "./timeline.js";
 
 const LARGE = 5000; // elements, from which on JSON is no way to send a picture
 const MOST_BARS = 10;
+const JSON_OF_BROWSERS = "application/json; nan=string"; // JSON.parse knows no NaN
 
 export function tryIt(model) {
   const answer = h("div", { class: "answer", role: "status" },
@@ -186,10 +187,10 @@ async function show(answer, model, body, headers = {}, shown = (outputs) => outp
   const began = performance.now();
   try {
     const response = await send(model.url.slice(1), {
-      method: "POST", body, headers: { "content-type": "application/json", accept: "application/json", ...headers },
+      method: "POST", body, headers: { "content-type": "application/json", accept: JSON_OF_BROWSERS, ...headers },
     });
     const took = performance.now() - began;
-    const document_ = await response.json();
+    const document_ = read(await response.text());
     if (!response.ok) {
       return fill(answer, h("p", { class: "why" }, `${response.status} ${document_.code}`), h("pre", { class: "pane" }, document_.error));
     }
@@ -199,6 +200,12 @@ async function show(answer, model, body, headers = {}, shown = (outputs) => outp
   } catch (error) {
     return fill(answer, h("p", { class: "why" }, `The server did not answer: ${error.message}`));
   }
+}
+
+/** The document of a text. Integers that a number of JavaScript cannot hold stay texts. */
+function read(text) {
+  const exact = (_, value, context) => (Number.isSafeInteger(value) || !/^-?\d+$/.test(context?.source) ? value : context.source);
+  return JSON.parse(text, /"U?INT64"/.test(text) ? exact : undefined);
 }
 
 async function explain(place, id, took) {
@@ -218,17 +225,23 @@ function shownOutput(output) {
   const rows = shape.length > 1 ? shape[0] : 1;
   const head = h("h3", {}, name, h("span", { class: "muted" }, `  ${output.datatype}[${shape.join(", ")}]`));
   let body;
-  if (values.length === 1) body = h("div", { class: "big" }, typeof values[0] === "number" ? figure(values[0]) : String(values[0]));
+  if (values.length === 1) body = h("div", { class: "big" }, one(output.datatype, values[0]));
   else if (rows === 1 && values.length > 1 && values.every((v) => typeof v === "number") && output.datatype.startsWith("FP")) body = bars(values);
-  else body = h("pre", {}, cut(JSON.stringify(data)));
+  else body = h("pre", {}, cut(output.datatype === "BYTES" ? JSON.stringify(data) : JSON.stringify(data).replaceAll('"', "")));
   return h("div", { class: "output" }, head, body);
+}
+
+/** The only value of an output. */
+function one(datatype, value) {
+  if (typeof value === "number") return figure(value);
+  return datatype.endsWith("INT64") ? BigInt(value).toLocaleString("en") : String(value);
 }
 
 /** The highest values; of a few all of them, in their order. */
 function bars(values) {
   const order = values.map((value, index) => [value, index]).sort((a, b) => b[0] - a[0]);
   const top = order[0][1];
-  const most = Math.max(...order.map(([v]) => Math.abs(v))) || 1;
+  const most = Math.max(order[0][0], -order.at(-1)[0]) || 1;
   const shown = values.length <= 12 ? values.map((v, i) => [v, i]) : order.slice(0, MOST_BARS);
   return h("div", { class: "bars" }, shown.map(([value, index]) =>
     h("div", { class: index === top ? "top" : "" }, h("span", {}, index),
