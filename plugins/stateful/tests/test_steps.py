@@ -6,6 +6,7 @@ Covers: plugins/stateful/src/popgate_stateful/state_tensors.py.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,13 @@ import numpy as np
 import pytest
 
 from app.codec import Encoding, InferRequest
+from app.codec.half_floats import unpack_bf16
 from app.config.stateful_config import StateConfig, StepsConfig
 from app.errors import InvalidRequest
 from app.spec import ModelSpec, TensorSpec
 from engine import Cancelled, DeviceLost, EngineError, Tensor
+from popef_io import DataType
+from popgate_stateful.state_tensors import Control
 from popgate_stateful.steps import StepRun, StepScheduler
 
 
@@ -283,6 +287,9 @@ def test_a_pause_before_the_response() -> None:
         ({"stop": "x"}, "parameter 'stop' must be a number, got 'x'"),
         ({"stop": 1 << 64}, "parameter 'stop' must be a whole number from "),
         ({"fail": 1}, "parameter 'fail' must be a string, got 1"),
+        ({"pause": 1e300}, "parameter 'pause' must be a number that FP32 holds, got 1"),
+        ({"pause": True}, "parameter 'pause' must be a number, got True"),
+        ({"stop": True}, "parameter 'stop' must be a number, got True"),
     ],
 )
 def test_parameters_that_the_model_cannot_take(
@@ -292,6 +299,39 @@ def test_parameters_that_the_model_cannot_take(
     with pytest.raises(InvalidRequest, match=text):
         client.stream(**parameters)
     assert client.runner.steps == []
+
+
+@pytest.mark.parametrize(
+    ("datatype", "largest", "too_large"),
+    [
+        ("FP16", 65504.0, 65520.0),
+        ("BF16", 3.3895313892515355e38, 3.4e38),
+        ("FP32", 3.4028234663852886e38, 3.5e38),
+    ],
+)
+def test_floats_are_rounded_and_infinity_is_only_what_it_is(
+    datatype: str, largest: float, too_large: float
+) -> None:
+    (spec,) = tensors(x=datatype)
+    control = Control(ModelSpec("m", "1", (spec,), ()), "x", "step")
+    for value in (0.5, -largest, math.inf, -0.0):
+        (found,) = read(control.tensor(value))
+        assert (found, math.copysign(1, found)) == (value, math.copysign(1, value))
+    # BF16 holds 258 and 260, and a tie goes to the even one.
+    rounded = 260.0 if datatype == "BF16" else 259.0
+    assert read(control.tensor(259)) == [rounded]
+    assert math.isnan(read(control.tensor(math.nan))[0])
+    for value in (too_large, -too_large):
+        with pytest.raises(ValueError, match=f"a number that {datatype} holds"):
+            control.tensor(value)
+
+
+def read(tensor: Tensor) -> list[float]:
+    found = tensor.numpy()
+    if tensor.data_type is DataType.BF16:
+        found = unpack_bf16(found)
+    numbers: list[float] = found.astype(np.float64).tolist()
+    return numbers
 
 
 @pytest.mark.parametrize(

@@ -436,7 +436,7 @@ def _id_tensor(control: Control, identifier: SequenceId) -> Tensor:
     value = identifier
     if control.is_text:
         value = str(identifier)
-    elif isinstance(identifier, str) and identifier.isdecimal():
+    elif isinstance(identifier, str) and identifier.isascii() and identifier.isdigit():
         value = int(identifier)
     try:
         return control.tensor(value)

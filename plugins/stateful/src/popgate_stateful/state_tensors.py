@@ -7,12 +7,14 @@ number or string that describes the request. `sequences` and `steps` use them.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from app.codec.half_floats import pack_bf16
 from app.config.model_files import (
     INITIAL_STATE_FOLDER,
     count_strings,
@@ -202,7 +204,8 @@ class Control:
         """Return the tensor of a boolean: true or false, 1 or 0, ``1`` or ``0``."""
         found = self._made.get(on)
         if found is None:
-            found = self._made[on] = self.tensor(str(int(on)) if self.is_text else on)
+            value = str(int(on)) if self.is_text else int(on)
+            found = self._made[on] = self.tensor(value)
         return found
 
     def tensor(self, value: bool | int | float | str) -> Tensor:
@@ -222,12 +225,17 @@ class Control:
             return Tensor.from_numpy(array, self.spec.data_type)
         if isinstance(value, str):
             raise ValueError("true or false" if kind == "b" else "a number")
-        if kind == "b" and value not in (0, 1):
-            raise ValueError("true or false")
+        if kind == "b":
+            if value not in (0, 1):
+                raise ValueError("true or false")
+        elif isinstance(value, bool):
+            raise ValueError("a number")
         try:
             is_finite = math.isfinite(value)
         except OverflowError:  # an integer of hundreds of digits
             raise ValueError("a number that 64 bits hold") from None
+        if kind == "f":
+            return self._of_float(float(value))
         if kind in "iu":
             limits = np.iinfo(dtype)
             if (
@@ -237,14 +245,18 @@ class Control:
             ):
                 raise ValueError(f"a whole number from {limits.min} to {limits.max}")
             value = int(value)
-        if self.spec.datatype == "BF16":
-            bits = np.array(value, np.float32).view(np.uint32) >> 16
-            return Tensor.from_numpy(
-                np.full(self._shape, bits, np.uint16), self.spec.data_type
-            )
         return Tensor.from_numpy(
             np.full(self._shape, value, dtype), self.spec.data_type
         )
+
+    def _of_float(self, value: float) -> Tensor:
+        """Round to the nearest value, and refuse a finite one that is too large."""
+        code = self.spec.type.struct_code
+        try:
+            packed = struct.pack(f"<{code}", value) if code else pack_bf16([value])
+        except OverflowError:
+            raise ValueError(f"a number that {self.spec.datatype} holds") from None
+        return Tensor(self.spec.data_type, self._shape, (packed,), len(packed))
 
     def __repr__(self) -> str:
         return f"<Control {self.name!r} {self.spec.datatype}{list(self._shape)}>"
