@@ -64,8 +64,25 @@ def test_empty_cells_are_nan(
     done = popgate("batch", "affine", "-i", source, "--url", gateway.url)
     assert done.code == 0, done.err
     (line,) = lines(tmp_path / "gaps.csv.results.jsonl")
-    assert line["outputs"]["output"][1] is None  # orjson writes NaN as null
-    assert line["outputs"]["output"][2:] == [7.0, 9.0]
+    assert line["outputs"]["output"] == [3.0, "NaN", 7.0, 9.0]
+
+
+def test_what_is_no_number_has_a_name(
+    popgate: Call, gateway: ServedGateway, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    source.write_text(
+        '{"input": [[0.1, NaN, Infinity, -Infinity]], "note": Infinity}\n'
+        '{"input": [[NaN]], "note": NaN}\n'
+    )
+    options = ("--keep", "note", "--url", gateway.url)
+    done = popgate("batch", "affine", "-i", source, "-o", target, *options)
+    assert done.code == 1
+    (text,) = target.read_text().splitlines()
+    values = '[1.2,"NaN","Infinity","-Infinity"]'  # as the numbers of FP32
+    assert text == f'{{"row":0,"note":"Infinity","outputs":{{"output":{values}}}}}'
+    (error,) = lines(tmp_path / "out.jsonl.errors.jsonl")
+    assert (error["row"], error["note"]) == (1, "NaN")
 
 
 def test_named_inputs_of_jsonl(

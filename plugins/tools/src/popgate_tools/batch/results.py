@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -85,12 +86,12 @@ class ResultsFile:
         self._add(row, {"responses": [_values(outputs) for outputs in responses]})
 
     def _add(self, row: InputRow, result: dict[str, Any]) -> None:
-        self._write(self._file, {"row": row.number, **row.kept, **result})
+        self._write(self._file, {"row": row.number, **_kept(row), **result})
         self.done.add(row.number)
 
     def fail(self, row: InputRow, error: str, code: str) -> None:
         """Record why a row failed."""
-        document = {"row": row.number, **row.kept, "error": error, "code": code}
+        document = {"row": row.number, **_kept(row), "error": error, "code": code}
         file = os.open(self.errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             self._write(file, document)
@@ -120,6 +121,13 @@ class ResultsFile:
         os.close(self._file)
 
 
+def _kept(row: InputRow) -> dict[str, Any]:
+    return {
+        name: _named(value) if isinstance(value, float) else value
+        for name, value in row.kept.items()
+    }
+
+
 def _values(outputs: Mapping[str, Array]) -> dict[str, Any]:
     return {name: _plain(array) for name, array in outputs.items()}
 
@@ -131,4 +139,15 @@ def _plain(array: Array) -> Any:
     if array.dtype == object:
         decode = np.vectorize(lambda b: b.decode(errors="backslashreplace"), otypes="O")
         return np.asarray(decode(array)).tolist()
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        named = np.empty(array.shape, object)
+        named.flat = [_named(value) for value in array.reshape(-1)]
+        return named.tolist()
     return np.ascontiguousarray(array) if array.shape else array[()]
+
+
+def _named(value: Any) -> Any:
+    """Return a number, or the string that stands for NaN or infinity."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
