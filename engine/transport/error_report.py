@@ -28,8 +28,8 @@ class ErrorReport(Message, frozen=True):
             why = f"the device does not have enough memory: {error}"
             error = OutOfMemory(why.removesuffix(": "))
         if not isinstance(error, EngineError):
-            return cls("EngineBug", f"{type(error).__name__}: {error}")
-        return cls(type(error).__name__, str(error)[: MAX_MESSAGE // 2])
+            return cls("EngineBug", _cut(f"{type(error).__name__}: {error}"))
+        return cls(type(error).__name__, _cut(str(error)))
 
     def to_error(self) -> EngineError:
         """Return the error that the message stands for."""
@@ -40,3 +40,8 @@ class ErrorReport(Message, frozen=True):
         if kind is EngineBug:
             return EngineBug(self.message.removesuffix("; this is a bug"))
         return kind(self.message)
+
+
+def _cut(text: str) -> str:
+    """Return the part of a text that fits into a message."""
+    return text.encode(errors="replace")[: MAX_MESSAGE // 2].decode(errors="ignore")

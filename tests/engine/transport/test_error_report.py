@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine import EngineBug, EngineError, errors
+from engine import EngineBug, EngineError, ExecutionFailed, errors
 from engine.transport.error_report import ErrorReport
+from engine.transport.messages import MAX_MESSAGE, encode
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,9 @@ def test_foreign_errors_become_bugs() -> None:
     assert isinstance(back, EngineBug)
     assert "KeyError" in str(back)
     assert isinstance(ErrorReport("os", "m").to_error(), EngineBug)
+
+
+@pytest.mark.parametrize("text", ["\U0001f600" * MAX_MESSAGE, "\ud800" * MAX_MESSAGE])
+@pytest.mark.parametrize("kind", [ExecutionFailed, KeyError])
+def test_a_report_fits_into_a_message(kind: type[Exception], text: str) -> None:
+    assert len(encode(ErrorReport.of(kind(text)))) < MAX_MESSAGE

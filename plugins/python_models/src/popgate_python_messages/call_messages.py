@@ -20,10 +20,12 @@ from engine.errors import EngineBug, EngineError
 from engine.tensor import Tensor
 from engine.transport.error_report import ErrorReport
 from engine.transport.messages import Message, Receiver, close_all, send
+from engine.transport.shared_memory import SharedMemory
 from engine.transport.tensor_pack import pack_tensors, unpack_tensors
 from popef_io import DataType
 
-#: The most bytes of tensors that are in the message itself, all tensors together.
+#: The most bytes of tensors or of the clients' requests that are in the message itself,
+#: all together.
 INLINE = 16 * 1024
 #: The most tensors in the message itself. Describing each takes some bytes.
 MOST_INLINE = 64
@@ -192,8 +194,35 @@ class CallFailed(Message, frozen=True):
 
 
 class ClientRequestsTold(Message, frozen=True):
+    """The requests behind a run. If they are large, they are a document of `size` bytes
+    in the memory beside the message.
+    """
+
     number: int
     client_requests: ClientRequests
+    size: int = 0
+
+    @classmethod
+    def of(
+        cls, number: int, requests: ClientRequests
+    ) -> tuple[ClientRequestsTold, list[int]]:
+        """Return the message, and descriptors that the caller closes."""
+        raw = msgspec.msgpack.encode(requests)
+        if len(raw) <= INLINE:
+            return cls(number, requests), []
+        with SharedMemory.create("clients", len(raw)) as memory:
+            memory.view[: len(raw)] = raw
+            return cls(number, (), len(raw)), [os.dup(memory.fd)]
+
+    def descriptors(self) -> int:
+        return 1 if self.size else 0
+
+    def read(self, fds: Sequence[int]) -> ClientRequests:
+        """Return the requests. `fds` stay open."""
+        if not self.size:
+            return self.client_requests
+        with SharedMemory.attach(os.dup(fds[0]), self.size) as memory:
+            return msgspec.msgpack.decode(memory.view[: self.size], type=ClientRequests)
 
 
 class ReadyTold(Message, frozen=True):
@@ -280,21 +309,24 @@ class CallSocket:
         """Send the result of a call, one of several responses, or the answer to a
         question.
 
-        Raises BlockingIOError if the socket has no room, and OSError if no process
-        listens any more.
+        Raises BlockingIOError if the socket has no room, OSError if no process listens
+        any more, and MessageTooLong.
         """
+        message: ToModel
+        fds: list[int] = []
         if isinstance(answer, tuple):
-            self.send(ClientRequestsTold(number, answer))
+            message, fds = ClientRequestsTold.of(number, answer)
         elif isinstance(answer, bool):
-            self.send(ReadyTold(number, answer))
+            message = ReadyTold(number, answer)
         elif isinstance(answer, EngineError):
-            self.send(CallFailed(number, ErrorReport.of(answer)))
+            message = CallFailed(number, ErrorReport.of(answer))
         else:
             tensors, fds = Tensors.of(answer)
-            try:
-                self.send(CallOutputs(number, tensors, more), fds)
-            finally:
-                close_all(fds)
+            message = CallOutputs(number, tensors, more)
+        try:
+            self.send(message, fds)
+        finally:
+            close_all(fds)
 
     def send(self, message: ToModel, fds: Sequence[int] = ()) -> None:
         """Send a message. Raises the errors of `answer`, and MessageTooLong."""

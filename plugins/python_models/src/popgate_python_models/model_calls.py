@@ -21,7 +21,7 @@ from app.observe.metrics import ModelMetrics
 from app.serving.calls.parent_request import ClientRequest, ParentRequest, RemoteParents
 from app.serving.feeders import Feeder
 from app.serving.table import ModelTable, infer_path
-from engine import Cancelled, EngineError, Tensor
+from engine import Cancelled, EngineError, ExecutionFailed, Tensor
 from popgate_python_messages.call_messages import (
     CallAnswer,
     CallGivenUp,
@@ -147,7 +147,8 @@ class CallingProcess:
         self.name = name
         self._calls, self._sock, self._on_close = calls, sock, on_close
         self._under_way: dict[int, CalledRequest] = {}
-        self._unsent: deque[Callable[[], None]] = deque()
+        #: What sends each message, and the number of its call or question, or 0.
+        self._unsent: deque[tuple[int, Callable[[], None]]] = deque()
         self._telling: set[asyncio.Task[None]] = set()
         self.routes = CallRoutes(calls.table, calls.timeout, sock, self._queue)
         self._take: dict[type, Callable[[Any], None]] = {
@@ -202,7 +203,15 @@ class CallingProcess:
 
     def _tell_client_requests(self, asked: ClientRequestsAsked) -> None:
         async def tell() -> None:
-            found = await self._calls.parents.client_requests(self.name, asked.requests)
+            found: CallAnswer
+            parents = self._calls.parents
+            try:
+                found = await parents.client_requests(self.name, asked.requests)
+            except EngineError as error:
+                found = error
+            except Exception as error:  # the model waits for an answer
+                logger.exception("the requests behind a run of model %s", self.name)
+                found = ExecutionFailed(f"its requests cannot be described: {error}")
             if self._sock.fileno() >= 0:
                 self._send_answer(asked.number, found)
 
@@ -232,7 +241,8 @@ class CallingProcess:
         return await self._calls.parents.client_requests(self.name, numbers)
 
     def respond(self, message: ModelCall, outputs: Mapping[str, Tensor]) -> None:
-        self._queue(partial(self._sock.answer, message.number, outputs, True))
+        send = partial(self._sock.answer, message.number, outputs, True)
+        self._queue(send, message.number)
 
     def answer(self, message: ModelCall, result: CallAnswer) -> None:
         if self._under_way.pop(message.number, None) is None:
@@ -244,10 +254,10 @@ class CallingProcess:
     # -- messages to the process
 
     def _send_answer(self, number: int, result: CallAnswer) -> None:
-        self._queue(partial(self._sock.answer, number, result))
+        self._queue(partial(self._sock.answer, number, result), number)
 
-    def _queue(self, send: Callable[[], None]) -> None:
-        self._unsent.append(send)
+    def _queue(self, send: Callable[[], None], number: int = 0) -> None:
+        self._unsent.append((number, send))
         if len(self._unsent) == 1:
             self._send()
 
@@ -257,16 +267,31 @@ class CallingProcess:
         A process that does not read delays only itself.
         """
         while self._unsent:
+            number, send = self._unsent[0]
             try:
-                self._unsent[0]()
+                send()
             except BlockingIOError:
                 self._loop.add_writer(self._sock, self._send)
                 return
             except OSError:
                 self.close()
                 return
+            except (EngineError, ValueError) as error:
+                self._fail_unsent(number, error)
             self._unsent.popleft()
         self._loop.remove_writer(self._sock)
+
+    def _fail_unsent(self, number: int, error: Exception) -> None:
+        """Fail the call or question whose answer cannot be sent, such as one that is
+        too long. Otherwise a thread of the model would wait without end.
+        """
+        logger.error("an answer to model %s cannot be sent: %s", self.name, error)
+        failure = ExecutionFailed(f"the answer cannot be sent: {error}")
+        called = self._under_way.get(number)
+        if called is not None:
+            called.give_up(failure)
+        elif number:
+            self._send_answer(number, failure)
 
     def close(self) -> None:
         """Cancel the calls in flight."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.errors import DeviceLost, EngineError, InvalidInput
+from engine.errors import DeviceLost, EngineBug, EngineError, InvalidInput
 from engine.programs.session import RunOptions
 from engine.tensor import Tensor
 from engine.transport.messages import close_all, send
@@ -231,16 +231,26 @@ class CallClient:
             self.send(CallGivenUp(number))
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError, EOFError, ValueError):
-            while True:
-                message, fds = TO_MODEL.receive(self._sock)
-                if isinstance(message, RouteOffered):
-                    self._take_route(message, fds)  # closes the descriptors
-                    continue
-                try:
-                    self._take(message, fds)
-                finally:
-                    close_all(fds)
+        try:
+            with contextlib.suppress(OSError, EOFError, ValueError):
+                while True:
+                    self._receive()
+        finally:
+            self._lose_calls()
+
+    def _receive(self) -> None:
+        """Wait for a message, and handle it."""
+        message, fds = TO_MODEL.receive(self._sock)
+        if isinstance(message, RouteOffered):
+            self._take_route(message, fds)  # closes the descriptors
+            return
+        try:
+            self._take(message, fds)
+        finally:
+            close_all(fds)
+
+    def _lose_calls(self) -> None:
+        """Fail the calls under way, because no answer will come any more."""
         with self._lock:
             self._closed = True
         while self._calls:
@@ -286,16 +296,18 @@ def _result_of(answer: Answer, fds: Sequence[int]) -> Result:
     match answer:
         case CallFailed():
             return answer.report.to_error()
-        case ClientRequestsTold():
-            return answer.client_requests
         case ReadyTold():
             return answer.ready
     try:
+        if isinstance(answer, ClientRequestsTold):
+            return answer.read(fds)
         # Copy the arrays, because the caller may keep them and write to them.
         tensors = answer.tensors.read(fds)
         return {name: tensor.numpy().copy() for name, tensor in tensors.items()}
     except EngineError as error:
         return error
+    except Exception as error:  # the caller waits for a result
+        return EngineBug(f"an answer cannot be read: {error!r}")
 
 
 def _tensor(name: str, value: Any) -> Tensor:

@@ -1,0 +1,211 @@
+"""Answers to Python models that are large, or that cannot be sent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from app.limits import Limits
+from app.serving.calls.parent_request import ClientRequest, RemoteParents
+from app.serving.table import ModelTable
+from engine import EngineBug, ExecutionFailed, Refused, SharedMemory, Tensor
+from engine.transport.messages import MAX_MESSAGE, close_all, send
+from popgate_python_interface import PresentRun
+from popgate_python_messages import call_messages
+from popgate_python_messages.call_messages import (
+    TO_MODEL,
+    Answer,
+    CallFailed,
+    CallOutputs,
+    CallSocket,
+    ClientRequestsAsked,
+    ClientRequestsTold,
+    ReadyAsked,
+    ReadyTold,
+    Tensors,
+)
+from popgate_python_models.model_calls import PythonModelCalls
+from popgate_python_worker.calls.call_client import CallClient
+from tests.app.python_sources import write
+from tests.app.served import ServedGateway
+from tests.support import WAIT
+
+#: A model that says how many characters its clients' parameters have.
+TOLD = """
+class Told:
+    inputs = {"x": "INT32[-1]"}
+    outputs = {"length": "INT32[-1]"}
+    batching = True
+
+    def load(self, context):
+        self.context = context
+
+    def __call__(self, x):
+        found = [len(one.get("text", "")) for one in self.context.parameters]
+        return {"length": found or [0] * len(x)}
+"""
+LARGE: tuple[ClientRequest, ...] = tuple((f"id {n}", "", "x" * 4096) for n in range(64))
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[ServedGateway]:
+    write(tmp_path, "told", TOLD)
+    with ServedGateway(tmp_path, "--allow-python") as gateway:
+        yield gateway.wait_ready()
+
+
+def test_parameters_may_be_longer_than_a_message(served: ServedGateway) -> None:
+    for length in (250_000, 3):
+        body = {"inputs": {"x": [1]}, "parameters": {"text": "é" * length}}
+        response = served.client.post("/v1/models/told/infer", json=body)
+        assert response.status_code == 200, response.text
+        assert response.json()["outputs"][0]["data"] == [length]
+
+
+class Others(RemoteParents):
+    """Requests of other processes. Number 1 is large, and others raise an error."""
+
+    async def client_requests(
+        self, numbers: Iterable[int]
+    ) -> Mapping[int, ClientRequest]:
+        (number,) = numbers
+        if number == 1:
+            return {1: ("", "", "x" * MAX_MESSAGE)}
+        raise Refused("no answer") if number == 2 else KeyError("three")
+
+
+class Process:
+    """The end of a model's process."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sock.settimeout(WAIT)
+
+    async def ask(self, question: Any) -> Answer:
+        send(self._sock, question)
+        found, fds = await asyncio.to_thread(TO_MODEL.receive, self._sock)
+        close_all(fds)
+        assert isinstance(found, Answer)
+        assert found.number == question.number
+        return found
+
+    async def failure(self, number: int) -> Exception:
+        """Ask for the clients of a request that cannot be told."""
+        found = await self.ask(ClientRequestsAsked(number, (number,)))
+        assert isinstance(found, CallFailed)
+        return found.report.to_error()
+
+
+def with_process(check: Callable[[Process], Awaitable[None]]) -> None:
+    async def run() -> None:
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        table = ModelTable(Limits())
+        calls = PythonModelCalls(table, lambda name: (), Others(), WAIT, WAIT)
+        calls.open()
+        calls.attach("caller", mine)
+        with theirs:
+            await check(Process(theirs))
+        calls.close()
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_cannot_be_sent_fails_its_question_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def check(process: Process) -> None:
+        error = await process.failure(1)
+        assert isinstance(error, ExecutionFailed)
+        assert "ClientRequestsTold has " in str(error)
+        found = await process.ask(ReadyAsked(5, "other", ""))
+        assert found == ReadyTold(5, ready=False)
+
+    monkeypatch.setattr(call_messages, "INLINE", 1 << 30)
+    with_process(check)
+
+
+def test_a_question_that_fails_is_answered() -> None:
+    async def check(process: Process) -> None:
+        assert isinstance(await process.failure(2), Refused)
+        error = await process.failure(3)
+        assert isinstance(error, ExecutionFailed)
+        assert "three" in str(error)
+
+    with_process(check)
+
+
+class Client:
+    """A model's client, and the owner's end."""
+
+    def __init__(self) -> None:
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.owner, self.client = (
+            CallSocket(mine),
+            CallClient(theirs, PresentRun(), nothing_runs),
+        )
+
+    def begin(self) -> Any:
+        return self.client.begin(("other", ""), {}, {})
+
+    def close(self) -> None:
+        self.client.close()
+        self.owner.close()
+
+
+def nothing_runs() -> None:
+    """Return the run in progress: none."""
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    found = Client()
+    yield found
+    found.close()
+
+
+def test_an_answer_that_cannot_be_read_fails_its_call_alone(client: Client) -> None:
+    broken, sound = client.begin(), client.begin()
+    table = msgpack.packb([("y", "NO_TYPE", [1], 0, 0)])
+    with SharedMemory.create("test", len(table)) as memory:
+        memory.view[: len(table)] = table
+        told = CallOutputs(broken.number, Tensors(place=(0, len(table))))
+        client.owner.send(told, [memory.fd])
+    client.owner.answer(sound.number, {"y": Tensor.from_numpy(np.array([1.0]))})
+    sound.wait()
+    assert sound.outputs()["y"] == [1.0]
+    broken.wait()
+    with pytest.raises(EngineBug, match="NO_TYPE"):
+        broken.outputs()
+
+
+@pytest.mark.parametrize(("requests", "fds"), [(LARGE, 1), (LARGE[:3], 0)])
+def test_requests_of_a_batch_travel(
+    requests: tuple[ClientRequest, ...], fds: int
+) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    before = len(os.listdir("/proc/self/fd"))
+    with theirs:
+        CallSocket(ours).answer(7, requests)
+        ours.close()
+        told, found = TO_MODEL.receive(theirs)
+        assert isinstance(told, ClientRequestsTold)
+        assert len(found) == fds
+        assert told.read(found) == requests
+        close_all(found)
+        assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+def test_an_error_of_any_length_travels(client: Client) -> None:
+    call = client.begin()
+    client.owner.answer(call.number, ExecutionFailed("\U0001f600" * MAX_MESSAGE))
+    call.wait()
+    with pytest.raises(ExecutionFailed, match=r"^\U0001f600+$"):
+        call.outputs()
