@@ -61,7 +61,10 @@ class RemoteParents(Protocol):
     async def client_requests(
         self, numbers: Iterable[int]
     ) -> Mapping[int, ClientRequest]:
-        """Return the clients of the requests with these numbers that still exist."""
+        """Return the clients of the requests with these numbers that still exist.
+
+        Raises Refused if a process does not answer.
+        """
         return {}
 
     def add_nested_call(self, number: int, call: NestedCall) -> None:

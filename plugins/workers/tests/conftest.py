@@ -38,6 +38,16 @@ class Mixed:
                 time.sleep(0.001)
         return {"rows": [len(x)] * len(x), "id": text}
 """
+#: Says how long the parameters of its client are.
+TOLD = """
+class Told:
+    inputs = {"x": "INT32[1]"}
+    outputs = {"length": "INT32[1]"}
+    def load(self, context):
+        self.context = context
+    def __call__(self, x):
+        return {"length": [len(p.get("text", "")) for p in self.context.parameters]}
+"""
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +57,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add(root, "slow", models.slow)
     write(root, "mixed", MIXED)
     write(root, "count", COUNT)
+    write(root, "told", TOLD)
     return root
 
 

@@ -17,6 +17,7 @@ from tests.app.served import ServedGateway
 from tests.support import until
 
 MIXED, COUNT = "/v1/models/mixed/infer", "/v1/models/count/infer"
+TOLD = "/v1/models/told/infer"
 
 
 @pytest.fixture
@@ -127,6 +128,21 @@ def test_streams_are_told_apart(served: ServedGateway, two: list[httpx.Client]) 
         assert "closed of 1" not in served.output
         two[1].close()
         served.wait_line("closed of 1")
+
+
+def test_a_model_reads_parameters_of_any_length(
+    clients: dict[str, httpx.Client],
+) -> None:
+    for where, client in clients.items():
+        until(lambda: prefix(client.post(TOLD, json=told(1))) == where)  # noqa: B023
+        for length in (250_000, 3):
+            response = client.post(TOLD, json=told(length))
+            assert prefix(response) == where
+            assert answer(response) == {"length": length}
+
+
+def told(length: int) -> dict[str, Any]:
+    return {"inputs": {"x": [1]}, "parameters": {"text": "x" * length}}
 
 
 def test_a_process_that_dies_comes_back_for_all(

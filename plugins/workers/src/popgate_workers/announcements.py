@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import socket
@@ -49,10 +48,14 @@ class Announcements(FeedingProcess):
 
     def try_send(self, message: ToWorker, fds: Sequence[int] = ()) -> bool:
         """Send a message if the socket has room. Return whether it was sent."""
-        with contextlib.suppress(OSError):
+        try:
             send_message(self._sock, message, fds, MOST)
-            return True
-        return False
+        except OSError:
+            return False
+        except MessageTooLong as error:
+            logger.error("a worker cannot be told: %s", error)
+            return False
+        return True
 
     async def _send(self, message: ToWorker, fds: Sequence[int] = ()) -> None:
         """Send a message, and wait while the socket has no room. Raises

@@ -234,8 +234,13 @@ class JournalTold(Message, frozen=True):
 
 
 class ParentsTold(Message, frozen=True):
+    """The clients are a document of so many bytes in the memory beside the message."""
+
     ask: int
-    parents: tuple[tuple[int, str, str, str], ...]
+    size: int
+
+    def descriptors(self) -> int:
+        return 1
 
 
 Answer = Pong | JournalTold | ParentsTold

@@ -46,10 +46,8 @@ class Questions:
         if asked is None or asked.done():
             return
         match answer:
-            case JournalTold():
+            case JournalTold() | ParentsTold():
                 asked.set_result(_document(answer.size, fds))
-            case ParentsTold():
-                asked.set_result(answer.parents)
             case _:
                 asked.set_result(True)
 

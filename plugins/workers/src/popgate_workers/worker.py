@@ -9,7 +9,6 @@ All other requests go to the supervisor (relay.py), which knows everything.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import Collection, Coroutine, Sequence
@@ -25,7 +24,13 @@ from app.serving.keys import Keys
 from app.serving.runner import RequestScheduler
 from app.serving.table import ModelEntry, ModelTable
 from app.serving.timeout_policy import TimeoutPolicy
-from engine import ExecutionFailed, JoinedRunner, SharedMemory, send_message
+from engine import (
+    ExecutionFailed,
+    JoinedRunner,
+    MessageTooLong,
+    SharedMemory,
+    send_message,
+)
 from popgate_workers.joined_devices import JoinedDevices
 from popgate_workers.messages import (
     MOST,
@@ -214,19 +219,26 @@ class Worker:
                 self._send(Pong(question.ask))
             case AskParents():
                 clients = self._devices.client_requests(question.numbers)
-                self._send(ParentsTold(question.ask, tuple(clients)))
+                self._send_document(ParentsTold, question.ask, clients)
             case AskJournal():
-                self._tell_journal(question.ask)
+                self._send_document(JournalTold, question.ask, self.journal.snapshot())
 
-    def _tell_journal(self, ask: int) -> None:
-        raw = msgpack.packb(self.journal.snapshot())
-        with SharedMemory.create("journal", len(raw)) as memory:
+    def _send_document(
+        self, kind: type[JournalTold | ParentsTold], ask: int, document: object
+    ) -> None:
+        """Answer a question with a document of any size."""
+        raw = msgpack.packb(document)
+        with SharedMemory.create("document", len(raw)) as memory:
             memory.view[: len(raw)] = raw
-            self._send(JournalTold(ask, len(raw)), (memory.fd,))
+            self._send(kind(ask, len(raw)), (memory.fd,))
 
     def _send(self, message: ToSupervisor, fds: tuple[int, ...] = ()) -> None:
-        with contextlib.suppress(OSError):
+        try:
             send_message(self._sock, message, fds, MOST)
+        except OSError:  # the supervisor has just died
+            pass
+        except MessageTooLong as error:
+            logger.error("the supervisor cannot be told: %s", error)
 
     async def _join(self, message: JoinDevice, fd: int) -> None:
         await self._devices.join(message, fd, self._publish_all)

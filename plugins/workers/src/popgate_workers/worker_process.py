@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from engine import close_all, environment, send_message, starting
+from engine import Refused, close_all, environment, send_message, starting
 from popgate_workers.announcements import Announcements
 from popgate_workers.messages import (
     MOST,
@@ -336,9 +336,16 @@ class WorkerProcess:
     ) -> Sequence[tuple[int, str, str, str]]:
         """Return the requests with these numbers that the worker made, if they still
         exist.
+
+        Those of a worker that has ended do not. Raises Refused if it does not answer.
         """
-        wanted = tuple(numbers)
+        wanted, asked = tuple(numbers), self._now
         found = await self._ask(lambda n: AskParents(n, wanted), PARENTS_TIMEOUT)
+        if found is None and asked is not None and asked is self._now:
+            raise Refused(
+                f"HTTP worker {self.number} has not described the requests of a run "
+                f"within {PARENTS_TIMEOUT:g} s; send the request again"
+            )
         return found or ()
 
     async def _ask(self, question: Callable[[int], Question], seconds: float) -> Any:
