@@ -26,7 +26,7 @@ from app.serving.timeout_policy import MAX_TIMEOUT, TimeoutPolicy
 from engine import EngineError, ExecutionFailed, InvalidInput, Refused, Tensor
 from popgate_python_messages.call_messages import CallAnswer, ModelCall
 from popgate_python_models.called_inputs import called_inputs
-from popgate_python_models.parent_requests import owner_in
+from popgate_python_models.parent_requests import is_known, owner_in
 
 
 class Caller(Protocol):
@@ -94,6 +94,8 @@ class CalledRequest:
             stated["parameters"] = self._message.parameters
         if (owner := owner_in(found[2])) is not None:
             stated["key"] = owner
+        elif self._table.has_keys and not self._message.requests:
+            stated["key"] = ""  # the caller's own call, for no request
         text = orjson.dumps(stated, default=str).decode() if stated else ""
         return *found[:2], text
 
@@ -159,8 +161,17 @@ class CalledRequest:
             self._fail(error)
 
     async def _take_owner(self) -> None:
-        found = await self._caller.client_requests(self._message.requests)
-        owners = {owner_in(stated) or "" for _, _, stated in found}
+        requests = self._message.requests
+        found = await self._caller.client_requests(requests)
+        # A request that has ended has no owner any more. It must not become one of a
+        # client without a key.
+        owners = {owner_in(one[2]) or "" for one in found if is_known(one)}
+        if requests and not owners:
+            msg = (
+                f"a call to model '{self._message.model}', which has sequences, needs "
+                "the key of a request, and the requests of the present run have ended"
+            )
+            raise Refused(msg)
         if len(owners) > 1:
             msg = (
                 f"a call to model '{self._message.model}', which has sequences, was "

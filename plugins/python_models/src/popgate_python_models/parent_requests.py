@@ -26,6 +26,14 @@ def owner_in(stated: str) -> str | None:
     return owner
 
 
+def is_known(client: ClientRequest) -> bool:
+    """Return whether this is a client or a model, and not `NOBODY`, perhaps with the
+    parameters of a call.
+    """
+    request_id, _, stated = client
+    return bool(request_id) or owner_in(stated) is not None
+
+
 class RemoteParent:
     """A request of another process, by its number."""
 

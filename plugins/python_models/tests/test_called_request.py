@@ -1,0 +1,163 @@
+"""Calls of Python models as requests: for whom they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.codec.messages import InferRequest
+from app.observe.metrics import ModelMetrics
+from app.serving.calls.parent_request import ClientRequest, ParentRequest
+from app.serving.pending import Pending
+from app.serving.stateful import StatefulScheduler
+from app.serving.table import ModelEntry, ModelTable
+from engine import EngineError, InvalidInput, Refused, Tensor
+from popgate_python_messages.call_messages import CallAnswer, ModelCall, Tensors
+from popgate_python_models.called_request import CalledRequest
+from popgate_python_models.parent_requests import NOBODY
+from tests.app.fronts import Doubler, spec
+from tests.support import WAIT
+
+ONE = {"x": Tensor.from_numpy(np.ones((1, 2), np.float32))}
+
+
+class Sequences(StatefulScheduler):
+    """A scheduler that notes for whom requests are, and runs none."""
+
+    has_sequences = True
+
+    def __init__(self) -> None:
+        super().__init__(spec())
+        self.owners: list[str | None] = []
+        self.requests: list[Pending] = []
+
+    def submit(
+        self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
+    ) -> Pending:
+        self.owners.append(request.owner)
+        self.requests.append(Pending(request.inputs, deadline, on_done, 0))
+        return self.requests[-1]
+
+
+class Caller:
+    """A process whose model answers requests of these clients."""
+
+    def __init__(self, *clients: ClientRequest) -> None:
+        self.clients = clients
+        self.answered: asyncio.Future[CallAnswer] = asyncio.Future()
+
+    def check(self, model: str) -> None:
+        """Any model may be called."""
+
+    def parents(self, numbers: Sequence[int]) -> list[ParentRequest | None]:
+        return []
+
+    def client_request(self, numbers: Sequence[int]) -> ClientRequest | int:
+        return next((one for one in self.clients if one[0]), NOBODY)
+
+    async def client_requests(self, numbers: Sequence[int]) -> Sequence[ClientRequest]:
+        return self.clients
+
+    def respond(self, message: ModelCall, outputs: Mapping[str, Tensor]) -> None:
+        raise NotImplementedError
+
+    def answer(self, message: ModelCall, result: CallAnswer) -> None:
+        self.answered.set_result(result)
+
+
+class Called:
+    """A model with sequences that these clients' model calls, on a server with keys."""
+
+    def __init__(self, *clients: ClientRequest) -> None:
+        self.scheduler = Sequences()
+        table = ModelTable(has_keys=True)
+        stats = ModelMetrics("m", "1")
+        entry = ModelEntry(spec(), Doubler(), stats, scheduler=self.scheduler)
+        table.publish("m", [entry])
+        self.caller = Caller(*clients)
+        numbers = tuple(range(1, len(clients) + 1))
+        message = ModelCall(1, "m", "", 0, Tensors(), None, {}, numbers)
+        self.request = CalledRequest(message, ONE, self.caller, table, WAIT)
+
+    async def begin(self) -> None:
+        """Begin, and return when the call is submitted or answered."""
+        self.request.begin()
+        while not (self.scheduler.requests or self.caller.answered.done()):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    async def answer(self) -> CallAnswer:
+        async with asyncio.timeout(WAIT):
+            return await self.caller.answered
+
+
+SHOP, OTHER = ("id 1", "", '{"key":"shop"}'), ("id 2", "", '{"key":"other"}')
+#: A client without a key. An HTTP worker does not say that it has none.
+KEYLESS, KEYLESS_THERE = ("id 3", "", '{"key":""}'), ("id 4", "", "")
+#: The calls of a model for no request, and for one that has ended.
+OWN, ENDED = ("", "", '{"key":""}'), ("", "", '{"parameters":{"sequence_id":1}}')
+
+
+@pytest.mark.parametrize(
+    ("clients", "owner"),
+    [
+        ((), ""),
+        ((SHOP, SHOP), "shop"),
+        ((NOBODY, SHOP, ENDED), "shop"),
+        ((KEYLESS, NOBODY), ""),
+        ((KEYLESS_THERE, KEYLESS), ""),
+        ((OWN,), ""),
+    ],
+)
+def test_a_call_has_the_key_of_its_requests(
+    clients: tuple[ClientRequest, ...], owner: str
+) -> None:
+    async def check() -> None:
+        called = Called(*clients)
+        await called.begin()
+        assert called.scheduler.owners == [owner]
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("clients", "kind", "why"),
+    [
+        ((NOBODY, ENDED), Refused, "the requests of the present run have ended"),
+        ((SHOP, OTHER), InvalidInput, "a batch of requests with several keys"),
+        ((SHOP, KEYLESS), InvalidInput, "a batch of requests with several keys"),
+    ],
+)
+def test_a_call_has_no_key_but_one(
+    clients: tuple[ClientRequest, ...], kind: type[EngineError], why: str
+) -> None:
+    async def check() -> None:
+        called = Called(*clients)
+        await called.begin()
+        error = await called.answer()
+        assert isinstance(error, kind)
+        assert why in str(error)
+        assert called.scheduler.owners == []
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("clients", "told"),
+    [
+        ((), OWN),
+        ((NOBODY,), NOBODY),
+        ((NOBODY, SHOP), SHOP),
+        ((KEYLESS_THERE,), KEYLESS_THERE),
+    ],
+)
+def test_a_called_model_hands_on_the_key(
+    clients: tuple[ClientRequest, ...], told: ClientRequest
+) -> None:
+    async def check() -> None:
+        assert Called(*clients).request.client_request() == told
+
+    asyncio.run(check())
