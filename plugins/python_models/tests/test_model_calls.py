@@ -13,6 +13,7 @@ plugins/python_models/src/popgate_python_messages/call_messages.py.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,6 +92,40 @@ class Count:
         finally:
             self.log.info("closed after %d", i)
 """
+#: Gives a response, and no second one until its client has left.
+ONCE = """
+import time
+
+class Once:
+    inputs = {"input": "FP32[-1,-1]"}
+    outputs = {"output": "FP32[-1,-1]"}
+    def load(self, context):
+        self.context = context
+    def __call__(self, input):
+        yield {"output": input}
+        self.context.log.info("no second response")
+        while not self.context.cancelled:
+            time.sleep(0.001)
+"""
+#: Hands on the responses of another model, with the number of its process.
+RELAY = """
+import os
+import numpy as np
+from popgate import EngineError
+
+class Relay:
+    inputs = {"input": "FP32[-1,-1]"}
+    outputs = {"process": "INT64[1]"}
+    def load(self, context):
+        self.context = context
+    def __call__(self, input):
+        try:
+            for each in self.context.models["once"].stream({"input": input}):
+                yield {"process": np.array([os.getpid()])}
+        except EngineError as error:
+            self.context.log.info("the relay ended: %s", type(error).__name__)
+            raise
+"""
 LENGTH = """
 import os, time
 import numpy as np
@@ -146,6 +181,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
     write(root, "caller", CALLER)
     write(root, "length", LENGTH)
     write(root, "count", COUNT)
+    write(root, "once", ONCE)
+    write(root, "relay", RELAY)
     write(root, "two", TWO, 'models = ["length"]\n')
     write(root, "ping", ECHO % "pong")
     write(root, "pong", ECHO % "ping")
@@ -208,6 +245,28 @@ def test_several_responses_are_taken_one_after_the_other(served: ServedGateway) 
     failed = answer(served, "stream count 9", [[2.0, 0, 0, 0]])["said"][0]
     assert failed.startswith("ExecutionFailed: model 'count': ValueError: at the end")
     assert count(served, "count") == before + 1
+
+
+def test_a_client_that_leaves_ends_the_wait_for_a_later_response(
+    served: ServedGateway,
+) -> None:
+    """The process of the calling model goes on."""
+
+    def first_process() -> int:
+        body = {"inputs": {"input": [ROW]}}
+        events = {"Accept": "text/event-stream"}
+        path = "/v1/models/relay/infer"
+        before = served.output.count("no second response")
+        with served.client.stream("POST", path, json=body, headers=events) as response:
+            lines = response.iter_lines()
+            data = next(line for line in lines if line.startswith("data: "))
+            until(lambda: served.output.count("no second response") > before)
+        (output,) = json.loads(data[6:])["outputs"]
+        return int(output["data"][0])
+
+    process = first_process()
+    served.wait_line("the relay ended: Cancelled")
+    assert first_process() == process
 
 
 @pytest.mark.parametrize(

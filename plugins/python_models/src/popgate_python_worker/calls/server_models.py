@@ -99,23 +99,36 @@ class ServerModel:
         The call begins immediately. The model makes each further response after the
         caller has taken the one before. `options` are the same as for `call`.
         """
-        run = self._client.options
-        return self._responses(self._client.stream(self._target, inputs, options), run)
+        return self._responses(self._client.stream(self._target, inputs, options))
 
-    def _responses(
-        self, call: PendingStream, run: RunOptions
-    ) -> Iterator[dict[str, Array]]:
-        if run is not None:
-            run.on_end(call.give_up)
+    def _responses(self, call: PendingStream) -> Iterator[dict[str, Array]]:
+        found = iter(call)
         try:
-            for response in call:
+            while (response := self._next(call, found)) is not None:
                 yield response
                 self._client.go_on(call)
         finally:
             call.end()
+
+    def _next(
+        self, call: PendingStream, found: Iterator[dict[str, Array]]
+    ) -> dict[str, Array] | None:
+        """Wait for the next response; None after the last one.
+
+        In a generator model each response belongs to another run, so the present run
+        is the one that cancels the wait.
+        """
+        run = self._client.options
+        if run is not None:
+            run.on_end(call.give_up)
+        try:
+            response = next(found, None)
+        finally:
             if run is not None:
                 run.forget(call.give_up)
-        _check_wanted(run)
+        if response is None:
+            _check_wanted(run)
+        return response
 
     async def call_async(self, **inputs: Any) -> dict[str, Array]:
         """Call from a coroutine with inputs of any names. Several calls may be in
