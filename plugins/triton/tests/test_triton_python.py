@@ -141,6 +141,27 @@ class TritonPythonModel:
             if inflight_threads:
                 time.sleep(0.1)
 """
+#: Waits until its client has left, or answers with the number of its process.
+LEFT = """
+import os, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        (request,) = requests
+        value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0]
+        if value == 2:
+            while not request.is_cancelled():
+                time.sleep(0.001)
+            pb_utils.Logger.log_info("the client has left")
+        tensor = pb_utils.Tensor("OUT", np.array([os.getpid()], np.int32))
+        sender = request.get_response_sender()
+        sender.send(
+            pb_utils.InferenceResponse([tensor]),
+            pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+        )
+"""
 SQUARE = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -476,6 +497,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
     write(root, "batched", BATCHED, BATCHED_CONFIG)
     write(root, "repeat", REPEAT, REPEAT_CONFIG)
     write(root, "square", SQUARE)
+    write(root, "left", LEFT, REPEAT_CONFIG)
     write(root, "bls_sync", BLS, BLS_CONFIG)
     two = "\n".join(line for line in BLS_CONFIG.splitlines() if "MODEL" not in line)
     two = two.replace('backend: "python"', 'backend: "python"\ninput [')
@@ -647,6 +669,30 @@ def test_decoupled(served: ServedGateway, name: str, values: list[int]) -> None:
     assert response.status_code == 200, response.text
     events = [json.loads(line[6:]) for line in lines]
     assert [event["outputs"][0]["data"] for event in events] == [[v] for v in values]
+
+
+def test_a_decoupled_model_sees_in_execute_that_its_client_has_left(
+    served: ServedGateway,
+) -> None:
+    """Its process goes on."""
+
+    def ask(value: int, timeout: int) -> Any:
+        return served.client.post(
+            "/v2/models/left/infer",
+            json={"inputs": {"IN": [value]}, "parameters": {"timeout": timeout}},
+            headers={"Accept": EVENTS},
+        )
+
+    def process() -> str:
+        found = ask(0, 60_000_000)
+        assert found.status_code == 200, found.text
+        return str(found.text)
+
+    before = process()
+    left = ask(2, 300_000)
+    assert "Request timeout expired" in left.text
+    served.wait_line("the client has left")
+    assert process() == before
 
 
 def test_sequences(client: Any) -> None:

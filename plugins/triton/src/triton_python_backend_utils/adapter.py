@@ -264,6 +264,12 @@ class _Decoupled(_Adapted):
         loop = asyncio.get_running_loop()
         given: asyncio.Queue[Any] = asyncio.Queue()
         gone = threading.Event()
+        #: The thread inside `execute`, which alone may ask about the present run.
+        inside: int | None = threading.get_ident()
+
+        def is_cancelled() -> bool:
+            is_run = inside == threading.get_ident()
+            return gone.is_set() or (is_run and self.context.cancelled)
 
         def give(response: Any) -> None:
             if not gone.is_set():
@@ -272,10 +278,13 @@ class _Decoupled(_Adapted):
         request = self.request(feed)
         # Read this now: the model's threads may ask long after this run.
         request.ask = partial(dict, self.stated(0))
-        request.sender = pb_utils.InferenceResponseSender(give, gone.is_set)
+        request.sender = pb_utils.InferenceResponseSender(give, is_cancelled)
         running: Any = None
         try:
-            running = self.model.execute([request])
+            try:
+                running = self.model.execute([request])
+            finally:
+                inside = None
             if inspect.isawaitable(running):
                 running = asyncio.ensure_future(running)
                 running.add_done_callback(lambda task: _tell_failure(task, given))
