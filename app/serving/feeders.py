@@ -6,6 +6,7 @@ They are HTTP workers, and the processes of Python models that call other models
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Protocol
@@ -13,6 +14,8 @@ from typing import Protocol
 from app.observe.answers import Answers
 from app.observe.metrics import ModelMetrics
 from engine import Device, DeviceLost
+
+logger = logging.getLogger(__name__)
 
 
 class Feeder(Protocol):
@@ -52,7 +55,10 @@ class Feeders:
 
     def model_changed(self, name: str) -> None:
         for one in self._all:
-            one.model_changed(name)
+            try:
+                one.model_changed(name)
+            except Exception:  # the others have to be told
+                logger.exception("a change of model %s", name)
 
     async def release(self, runners: Sequence[object]) -> None:
         for one in self._all:

@@ -7,8 +7,10 @@ plugins/python_models/src/popgate_python_messages/call_log.py.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,10 +20,15 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from app.observe.metrics import ModelMetrics
+from app.serving.table import ModelTable
+from popgate_python_messages.call_messages import TO_MODEL, RouteWithdrawn
+from popgate_python_models.call_routes import SharedRoute
+from popgate_python_models.model_calls import PythonModelCalls
 from tests.app.python_sources import write
 from tests.app.served import ServedGateway, add
 from tests.engine import models
-from tests.support import until
+from tests.support import WAIT, until
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 
@@ -214,3 +221,30 @@ def test_what_a_killed_caller_was_answered_is_counted_and_nothing_is_left(
         return all(n <= m for n, m in zip(now, open_before[0], strict=True))
 
     until(as_before, open_before)
+
+
+def test_routes_are_withdrawn_from_processes_of_which_some_have_just_ended() -> None:
+    nothing: Any = None
+    route = SharedRoute("m", "1", nothing, nothing, ModelMetrics("m", "1"))
+
+    async def check() -> None:
+        calls = PythonModelCalls(ModelTable(), lambda name: (), nothing, WAIT, WAIT)
+        calls.open()
+        peers = []
+        for name in "abc":
+            mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            calls.attach(name, mine)
+            peers.append(theirs)
+        await asyncio.sleep(0)
+        for process in calls._processes:
+            process.routes._routes |= {1: route, 2: route}
+        for ended in peers[1:]:
+            ended.close()
+        calls.model_changed("m")
+        assert [process.name for process in calls._processes] == ["a"]
+        for number in (1, 2):
+            assert TO_MODEL.receive(peers[0]) == (RouteWithdrawn(number), [])
+        calls.close()
+        peers[0].close()
+
+    asyncio.run(check())

@@ -53,6 +53,23 @@ def test_all_of_them_are_told_in_order() -> None:
     assert both is feeders
 
 
+class Broken(Told):
+    """A feeder that fails."""
+
+    def model_changed(self, name: str) -> None:
+        super().model_changed(name)
+        raise RuntimeError("broken")
+
+
+def test_others_are_told_after_one_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[object] = []
+    feeders = Feeders()
+    feeders.add(Broken("first", told), Told("second", told))
+    feeders.model_changed("m")
+    assert told == [("first", "m"), ("second", "m")]
+    assert "RuntimeError: broken" in caplog.text
+
+
 def test_a_process_releases_runners_or_ends() -> None:
     async def check() -> None:
         first, second, end = object(), object(), FeedingProcess()

@@ -136,9 +136,11 @@ class CallRoutes(FeedingProcess):
 
     def refresh(self, name: str) -> None:
         """Withdraw outdated routes to a model."""
-        for number, route in self._routes.items():
+        for number, route in list(self._routes.items()):
             if number in self._leaving or name != route.model:
                 continue
+            if number not in self._routes:
+                return  # the process has ended, as sending to it has shown
             if self._present(route.model, route.version) != route:
                 self._leaving.add(number)
                 self._send(partial(self._sock.send, RouteWithdrawn(number)))

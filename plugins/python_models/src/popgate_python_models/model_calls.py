@@ -94,7 +94,7 @@ class PythonModelCalls(Feeder):
 
     def model_changed(self, name: str) -> None:
         """Withdraw the routes to a changed model."""
-        for process in self._processes:
+        for process in list(self._processes):  # one that has ended leaves the set
             process.routes.refresh(name)
 
     def counted(self, name: str, version: str) -> Iterable[ModelMetrics]:
