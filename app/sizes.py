@@ -33,6 +33,14 @@ def parse_size(value: object) -> int:
     return int(size)
 
 
+def decimal(text: bytes) -> float:
+    """Return the number that ASCII digits write; NaN for anything else, also 1_0."""
+    try:
+        return math.nan if b"_" in text else float(text)
+    except ValueError:
+        return math.nan
+
+
 def size_text(size: int) -> str:
     """Return bytes for a person: ``1.5 GiB``."""
     value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]

@@ -16,6 +16,7 @@ from app.codec.memory_check import reserve
 from app.codec.messages import Body, Response, lines_of
 from app.errors import MalformedBody, UnsupportedMediaType, larger_than_allowed
 from app.give_way import AT_ONCE, give_way
+from app.sizes import decimal
 from engine import Buffer
 
 _STEP = AT_ONCE  # bytes inflated at once
@@ -161,10 +162,7 @@ def _quality(parameter: bytes) -> float:
     if not parameter:
         return 1.0
     name, _, value = parameter.partition(b"=")
-    try:
-        quality = float(value) if name.strip() == b"q" else 0.0
-    except ValueError:
-        return 0.0
+    quality = decimal(value) if name.strip() == b"q" else 0.0
     return quality if 0 <= quality <= 1 else 0.0
 
 

@@ -21,6 +21,7 @@ from app.codec.bounded_cache import remember
 from app.codec.chunks import beginning
 from app.codec.messages import Body, Encoding, NanPolicy, Reply, nan_policy
 from app.errors import MalformedBody, NotAcceptable
+from app.sizes import decimal
 
 NPY_MAGIC = b"\x93NUMPY"
 _RECOGNISED_BY = 64  # bytes, enough for white space before a JSON object
@@ -184,10 +185,7 @@ def _parameters(parameters: list[bytes]) -> tuple[float, NanPolicy | None]:
     for parameter in parameters:
         name, _, value = parameter.partition(b"=")
         if name.strip() == b"q":
-            try:
-                quality = float(value)
-            except ValueError:
-                quality = 0.0
+            quality = decimal(value)  # of NaN nothing is chosen
         elif name.strip() == b"nan":
             nan = nan_policy(_shown(value.strip().strip(b'"')))
     return quality, nan

@@ -26,6 +26,7 @@ from app.serving.runner import Submitted
 from app.serving.service import Service
 from app.serving.table import ModelEntry
 from app.serving.transfer_memory import Share
+from app.sizes import decimal
 from engine import Tensor
 
 EVENT_STREAM = b"text/event-stream"
@@ -341,10 +342,7 @@ def _quality(item: bytes) -> float:
     for parameter in item.split(b";")[1:]:
         name, _, value = parameter.partition(b"=")
         if name.strip().lower() == b"q":
-            try:
-                return float(value)
-            except ValueError:
-                return 0.0
+            return max(0.0, decimal(value))  # 0 for NaN, too
     return 1.0
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from app.errors import InvalidRequest
+from app.sizes import decimal
 
 # The longest timeout that a request may state: it must fit into 64 bits of nanoseconds.
 MAX_TIMEOUT = 1e6
@@ -40,10 +41,7 @@ def header_timeout(headers: Mapping[bytes, bytes]) -> float | None:
     value = headers.get(b"x-request-timeout")
     if value is None:
         return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = math.nan
+    seconds = decimal(value)
     if not 0 < seconds < math.inf:
         shown = value[:40].decode("ascii", "backslashreplace")
         msg = f"X-Request-Timeout must be a number of seconds above 0, got '{shown}'"

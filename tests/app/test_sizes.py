@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from app.sizes import parse_size, size_text
+from app.sizes import decimal, parse_size, size_text
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,12 @@ from app.sizes import parse_size, size_text
 )
 def test_sizes(text: object, size: int) -> None:
     assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", [b"1_0", b"0_5.5", b"", b"x", "١".encode()])
+def test_numbers_of_headers_have_ascii_digits_alone(text: bytes) -> None:
+    assert math.isnan(decimal(text))
+    assert decimal(b"1e1") == 10.0
 
 
 @pytest.mark.parametrize("text", ["", "many", "-1", "1 PB", "1e9", "0x10", True, None])

@@ -49,7 +49,8 @@ class AsgiCycle:
         self.response_started = False
         self.response_complete = False
         self._connection = connection
-        self._expects_continue = any(
+        # An older client does not know what 100 means (RFC 9110, 10.1.1).
+        self._expects_continue = head.version != "1.0" and any(
             name == b"expect" and value.lower() == b"100-continue"
             for name, value in head.headers
         )

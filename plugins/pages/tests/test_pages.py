@@ -176,6 +176,10 @@ def test_a_failed_request_is_explained(served: ServedGateway) -> None:
     assert "expected" in one["error"].lower()
     failed = served.client.get("/v1/requests?model=affine").json()["failed"]
     assert failed[0]["id"] == "failed-1"
+    for number in ("1_0", " 10", "١"):
+        answer = served.client.get("/v1/requests", params={"limit": number})
+        assert answer.status_code == 400
+        assert "whole number" in answer.json()["error"]
     unknown = served.client.get("/v1/requests/none-of-them")
     assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_request")
 

@@ -106,6 +106,7 @@ def test_members_without_end_are_refused() -> None:
         (b"gzip;q=0", None, None),
         (b"gzip;q=much", None, None),
         (b"gzip;q=7", None, None),
+        (b"gzip;q=0_1", None, None),
         (b"br", None, None),
         (b"*", None, None),
         (b"identity", None, None),

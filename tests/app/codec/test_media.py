@@ -99,6 +99,7 @@ def test_an_empty_body_is_nothing() -> None:
         (b"application/x-npy, application/json", JSON, JSON),
         (b"application/octet-stream", JSON, BINARY),
         (b"application/json;q=x, application/msgpack;q=0.1", JSON, MSGPACK),
+        (b"application/json;q=1_0, application/msgpack;q=0.1", JSON, MSGPACK),
     ],
 )
 def test_accept(accept: bytes | None, came: Encoding, encoding: Encoding) -> None:

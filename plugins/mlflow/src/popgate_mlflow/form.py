@@ -249,10 +249,13 @@ def _cell(tensor: TensorSpec, text: str, row: int, column: str) -> Any:
     kind = tensor.type.kind
     if kind == "s":
         return text
+    # Python's numbers may have underscores, and digits of any script.
     cell = text.strip().replace("_", "no digit")
     if cell in _GAPS:
         return None
     try:
+        if not cell.isascii():
+            raise ValueError
         if kind == "b":
             return _TRUTHS[cell.lower()]
         if kind == "f":

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
+from pydantic import BeforeValidator
 
 from app.api.dependencies import MANAGEMENT, GatewayOf, Viewer, ViewerOf
 from app.errors import HttpError
@@ -22,6 +23,16 @@ from popgate_pages.schemas import HistoryColumns, LogLines, RequestList, Request
 #: The most requests of each kind that one answer has.
 MOST_LISTED = 200
 _MS = 1_000_000
+
+
+def _only_digits(value: object) -> object:
+    if isinstance(value, str) and not (value.isascii() and value.isdigit()):
+        raise ValueError("expected a whole number in digits")
+    return value
+
+
+#: Refuses numbers that only Python takes, such as 1_0.
+DIGITS = BeforeValidator(_only_digits)
 
 
 def _pages_are_on(gateway: GatewayOf) -> None:
@@ -62,7 +73,7 @@ async def list_requests(
     gateway: GatewayOf,
     viewer: ViewerOf,
     model: Annotated[str, Query(description="List only requests to this model.")] = "",
-    limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 50,
+    limit: Annotated[int, DIGITS, Query(ge=1, le=MOST_LISTED)] = 50,
 ) -> RequestList:
     """List the last requests, the last failed ones, and the slowest of the last quarter
     of an hour.
@@ -94,7 +105,9 @@ async def list_requests(
     )
 
 
-async def log(limit: Annotated[int, Query(ge=1, le=MOST_KEPT)] = 200) -> LogLines:
+async def log(
+    limit: Annotated[int, DIGITS, Query(ge=1, le=MOST_KEPT)] = 200,
+) -> LogLines:
     """Return the last lines of the log, unchanged, the oldest first.
 
     They come from the process that manages the models; other HTTP workers log to

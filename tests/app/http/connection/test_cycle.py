@@ -45,13 +45,15 @@ class Transport(asyncio.Transport):
 
 
 class Connection:
-    def __init__(self, *headers: Header, method: bytes = b"POST") -> None:
+    def __init__(
+        self, *headers: Header, method: bytes = b"POST", version: str = "1.1"
+    ) -> None:
         self.transport: asyncio.Transport = Transport()
         self.flow = Flow(self.transport, Share(TransferMemory()))
         self.server_state = ServerState()
         self.server_state.default_headers = [(b"date", b"today")]
         self.completed = 0
-        head = Head(method, b"/x", "1.1", list(headers), True, -1)
+        head = Head(method, b"/x", version, list(headers), True, -1)
         self.cycle = AsgiCycle({"path": "/x"}, head, self)
 
     def on_exchange_complete(self) -> None:
@@ -102,6 +104,13 @@ def test_expect_is_answered_when_the_body_is_asked_for() -> None:
     connection.cycle.end_body()
     connection.run(echo)
     assert connection.written.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
+
+
+def test_clients_of_http_1_0_get_no_100() -> None:
+    connection = Connection((b"expect", b"100-continue"), version="1.0")
+    connection.cycle.end_body()
+    connection.run(echo)
+    assert connection.written.startswith(b"HTTP/1.1 200")
 
 
 def test_the_last_answer_closes_the_connection() -> None:
