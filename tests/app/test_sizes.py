@@ -27,7 +27,7 @@ def test_sizes(text: object, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", [b"1_0", b"0_5.5", b"", b"x", "١".encode()])
+@pytest.mark.parametrize("text", [b"1_0", b"0_5.5", b"", b"x", "\u0661".encode()])
 def test_numbers_of_headers_have_ascii_digits_alone(text: bytes) -> None:
     assert math.isnan(decimal(text))
     assert decimal(b"1e1") == 10.0

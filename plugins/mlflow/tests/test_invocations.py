@@ -205,8 +205,11 @@ def test_cells_that_pandas_takes_for_gaps(gap: str) -> None:
         ("age,children,city,member\n1,1.5,a,1\n", "'1.5' in row 0 of column 'children"),
         ("age,children,city,member\n1,1,a,yes\n", "'yes' in row 0 of column 'member'"),
         ("age,children,city,member\n1_0,1,a,1\n", "is not a FP64"),
-        ("age,children,city,member\n١,1,a,1\n", "is not a FP64"),
-        ("age,children,city,member\n1,١,a,1\n", "'١' in row 0 of column 'children"),
+        ("age,children,city,member\n\u0661,1,a,1\n", "is not a FP64"),
+        (
+            "age,children,city,member\n1,\u0661,a,1\n",
+            "'\u0661' in row 0 of column 'children",
+        ),
         ("age,children,city,member\n", "no rows below its header line"),
         ("", "no rows"),
         ({"instances": [{"age": 1}], "params": {"extra_columns": "x"}}, "'refuse'"),

@@ -73,7 +73,7 @@ async def list_requests(
     gateway: GatewayOf,
     viewer: ViewerOf,
     model: Annotated[str, Query(description="List only requests to this model.")] = "",
-    limit: Annotated[int, DIGITS, Query(ge=1, le=MOST_LISTED)] = 50,
+    limit: Annotated[int, Query(ge=1, le=MOST_LISTED), DIGITS] = 50,
 ) -> RequestList:
     """List the last requests, the last failed ones, and the slowest of the last quarter
     of an hour.
@@ -106,7 +106,7 @@ async def list_requests(
 
 
 async def log(
-    limit: Annotated[int, DIGITS, Query(ge=1, le=MOST_KEPT)] = 200,
+    limit: Annotated[int, Query(ge=1, le=MOST_KEPT), DIGITS] = 200,
 ) -> LogLines:
     """Return the last lines of the log, unchanged, the oldest first.
 

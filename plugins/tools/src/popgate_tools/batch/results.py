@@ -140,9 +140,9 @@ def _plain(array: Array) -> Any:
         decode = np.vectorize(lambda b: b.decode(errors="backslashreplace"), otypes="O")
         return np.asarray(decode(array)).tolist()
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        named = np.empty(array.shape, object)
-        named.flat = [_named(value) for value in array.reshape(-1)]
-        return named.tolist()
+        named = np.empty(array.size, object)
+        named[:] = [_named(value) for value in array.reshape(-1)]
+        return named.reshape(array.shape).tolist()
     return np.ascontiguousarray(array) if array.shape else array[()]
 
 
