@@ -151,10 +151,11 @@ class Elements:
             if self._fits_float(value):
                 return ""
             return f"is {_described(value)}, which is out of range"
-        if isinstance(value, float):
-            return f"is {_described(value)}, not an integer"
         low = -(1 << (8 * size - 1)) if kind == "i" else 0
         high = (1 << (8 * size - (kind == "i"))) - 1
+        if isinstance(value, float):  # it may be an integer of more than 64 bits
+            where = "" if low <= value <= high else f" in {low}..{high}"
+            return f"is {_described(value)}, not an integer{where}"
         if low <= value <= high:
             return ""
         return f"is {_described(value)}, which is not in {low}..{high}"

@@ -121,7 +121,12 @@ def read_section(kind: type[T], document: Mapping[str, Any]) -> T:
         found: T = _adapter(kind).validate_python(dict(document))  # type: ignore[arg-type]
         return found
     except pydantic.ValidationError as e:
-        problems = [_problem(kind, each) for each in e.errors(include_url=False)]
+        problems = [
+            _problem(kind, each)
+            for each in e.errors(include_url=False)
+            # Entries that are wrong, which have a problem of their own, do not count.
+            if each["type"] != "too_short" or not each["input"]
+        ]
     most = 5
     more = f" (and {len(problems) - most} more)" if len(problems) > most else ""
     raise KeyProblem("; ".join(problems[:most]) + more)
@@ -168,7 +173,8 @@ def _problem(kind: type[Any], error: ErrorDetails) -> str:
         return prefix + _unknown(str(last), [item.name for item in fields(inner)])
     context = error.get("ctx", {})
     if error["type"] == "value_error":  # from a __post_init__: a whole sentence
-        return f"{path}: {context['error']}" if path else str(context["error"])
+        is_whole = not path or isinstance(context["error"], KeyProblem)
+        return str(context["error"]) if is_whole else f"{path}: {context['error']}"
     wanted = _WANTED.get(error["type"])
     bounds = {k: f"{v:g}" if isinstance(v, float) else v for k, v in context.items()}
     wanted = wanted.format_map(bounds) if wanted else error["msg"]
@@ -223,6 +229,8 @@ def checked(check: Callable[[Any], Any], *, hidden: bool = False) -> PlainValida
     def validate(value: Any) -> Any:
         try:
             return check(value)
+        except KeyProblem:
+            raise  # which names its keys
         except ValueError as e:
             raise must_be(str(e), hidden=hidden) from None
 

@@ -117,7 +117,7 @@ def _sections(value: Any) -> Mapping[str, Any]:
     found = {}
     for name, written in value.items():
         if not isinstance(written, dict):
-            raise ValueError(f"[{name}] as a table")
+            raise KeyProblem(f"{name} must be a table, got {written!r:.100}")
         try:
             found[name] = read_section(known[name].section, written)
         except KeyProblem as e:

@@ -46,7 +46,8 @@ def listen_tcp(host: str, port: int, *, shared: bool = False) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as e:
         listener.close()
-        raise ListenError(_explain(e, f"{host}:{port}")) from e
+        free = "stop that one or choose another with --port (0 takes a free one)"
+        raise ListenError(_explain(e, f"{host}:{port}", free)) from e
     listener.setblocking(False)
     return listener
 
@@ -64,6 +65,8 @@ def listen_unix(path: Path, *, private: bool = False) -> socket.socket:
     try:
         if path.is_socket():
             _remove_stale(path)
+        elif path.exists():
+            raise OSError(errno.ENOTSOCK, "it is not a socket; choose another path")
         before = os.umask(0o177) if private else None
         try:
             listener.bind(str(path))
@@ -73,7 +76,8 @@ def listen_unix(path: Path, *, private: bool = False) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as e:
         listener.close()
-        raise ListenError(_explain(e, str(path))) from e
+        free = "stop that one or choose another path"
+        raise ListenError(_explain(e, str(path), free)) from e
     listener.setblocking(False)
     return listener
 
@@ -88,12 +92,9 @@ def _remove_stale(path: Path) -> None:
             raise OSError(errno.EADDRINUSE, "another process listens on it")
 
 
-def _explain(e: OSError, address: str) -> str:
+def _explain(e: OSError, address: str, free: str) -> str:
     if e.errno == errno.EADDRINUSE:
-        return (
-            f"cannot listen on {address}: it is in use by another process; "
-            f"stop that one or choose another with --port (0 takes a free one)"
-        )
+        return f"cannot listen on {address}: it is in use by another process; {free}"
     if e.errno in (errno.EACCES, errno.EPERM):
         return f"cannot listen on {address}: not permitted (ports below 1024 need root)"
     return f"cannot listen on {address}: {e.strerror or e}"

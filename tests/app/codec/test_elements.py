@@ -66,6 +66,9 @@ def test_integers_at_their_limits(datatype: str) -> None:
         assert f"which is not in {low}..{high}" in text
     for value in (1.0, 0.5, 1e40, math.nan):
         assert "not an integer" in objection(datatype, [0, value])
+    # JSON's integers of more than 64 bits arrive as floats.
+    assert f"not an integer in {low}..{high}; " in objection(datatype, [0, 2.0**64])
+    assert "not an integer; " in objection(datatype, [0, 1.0])
 
 
 @pytest.mark.parametrize("datatype", FLOATS)

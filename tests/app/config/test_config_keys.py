@@ -136,6 +136,12 @@ def test_what_is_wrong_is_named(document: dict[str, Any], message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
+def test_entries_that_are_wrong_are_entries() -> None:
+    with pytest.raises(KeyProblem) as caught:
+        read(numbers=[-1])
+    assert str(caught.value) == "numbers.0 must be at least 0, got -1"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [

@@ -182,6 +182,11 @@ class AnchorQueue(Generic[Slot]):
                 f"no slot of {self._direction} queue {self.anchor.name!r} is "
                 "locked; lock and fill one first"
             )
+        if not self.sample_bytes:
+            raise InvalidInput(
+                f"{self._direction} {self.anchor.name!r} has rows without elements, "
+                "which queues do not support; connect a callback instead"
+            )
         slot = self._locked()
         if not 0 < slot.data_size <= len(slot.data) or (
             slot.data_size % self.sample_bytes

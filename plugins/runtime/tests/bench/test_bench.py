@@ -101,6 +101,11 @@ def test_an_onnx_file_is_compiled_for_each_batch(popgate: Call) -> None:
             "--threads 0: expected whole numbers from 1",
         ),
         (("callbacks", "--threads", "1000"), 3, "1000 replicas of 1 unit each are"),
+        (
+            ("queues", "--ring-multiplier", "999999999"),
+            2,
+            "999999999: expected whole numbers from 1 to 1048576, at most 32",
+        ),
         (("queues", "--batch", "a"), 2, "--batch a: expected whole numbers"),
         (("queues", "--compile-batch", "8"), 2, "is for ONNX files"),
         (("queues", "--executable", "other"), 1, "no executable 'other'"),
@@ -113,6 +118,13 @@ def test_mistakes_are_explained(
     done = popgate("bench", command, affine, *QUICK, *options)
     assert done.code == code, done.err
     assert words in done.err
+
+
+def test_queues_of_rows_without_elements(popgate: Call, tmp_path: Path) -> None:
+    path = models.affine(tmp_path / "none.popef", width=0)
+    done = popgate("bench", "queues", path, *QUICK)
+    assert done.code == 2
+    assert "has rows without elements" in done.err
 
 
 def test_control_c_prints_what_was_measured(affine: Path) -> None:

@@ -29,7 +29,8 @@ from popgate_tools.perf.measure import gaps, is_stable, phases
 from popgate_tools.perf.report import round_ticks
 from tests.app.cli.calls import Call
 from tests.app.cli.terminal import in_terminal
-from tests.app.served import ServedGateway, add
+from tests.app.served import Serve, ServedGateway, add
+from tests.engine import models
 from tests.support import WAIT
 
 QUICK = ["--seconds", "0.2", "--warm-up", "0.1", "--within", "1000"]
@@ -119,11 +120,19 @@ def test_given_inputs(popgate: Call, gateway: ServedGateway, encoding: str) -> N
     assert done.code == 0, done.err
 
 
+def test_inputs_without_elements(popgate: Call, serve: Serve) -> None:
+    served = serve(lambda root: models.affine(root / "none.popef", width=0))
+    done = popgate("perf", "none", "--url", served.url, *QUICK)
+    assert done.code == 0, done.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (["none"], 1, "unknown model: 'none'"),
-        (["affine", "-c", "0"], 2, "--concurrency 0: expected numbers"),
+        (["affine", "-c", "0"], 2, "--concurrency 0: expected whole numbers above 0"),
+        (["affine", "-c", "0.5"], 2, "--concurrency 0.5: expected whole numbers"),
+        (["affine", "-r", "0"], 2, "--rate 0: expected numbers above 0 and below 1000"),
         (["affine", "-r", "x"], 2, "--rate x: expected numbers"),
         (["affine", "-r", "1", "--arrivals", "tidal"], 2, "expected poisson"),
         (["affine", "-i", "x=1"], 2, "no input 'x'; affine takes input"),

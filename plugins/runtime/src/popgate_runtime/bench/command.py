@@ -219,8 +219,8 @@ def _numbers(text: str, option: str) -> list[int]:
     )
     if not good:
         msg = (
-            f"{option} {text}: expected whole numbers from 1, separated by commas, "
-            "as in 1,8,64"
+            f"{option} {text}: expected whole numbers from 1 to {MAX_NUMBER}, at most "
+            f"{MAX_VALUES}, separated by commas, as in 1,8,64"
         )
         raise CommandError(msg, EXIT_USAGE)
     return [int(part) for part in parts]

@@ -205,18 +205,22 @@ def _loads(
             LoadLevel(connections, number, arrivals)  # type: ignore[arg-type] # checked
             for number in _numbers(rate, "--rate")
         ]
-    return [LoadLevel(int(number)) for number in _numbers(concurrency, "--concurrency")]
+    levels = _numbers(concurrency, "--concurrency", whole=True)
+    return [LoadLevel(int(number)) for number in levels]
 
 
-def _numbers(text: str, option: str) -> list[float]:
+def _numbers(text: str, option: str, *, whole: bool = False) -> list[float]:
     try:
         numbers = [float(each) for each in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or not all(0 < n < 1e6 for n in numbers):
+    if not numbers or not all(
+        0 < n < 1e6 and (not whole or n.is_integer()) for n in numbers
+    ):
+        kind = "whole numbers" if whole else "numbers"
         msg = (
-            f"{option} {text}: expected numbers from 0 to 1000000, separated by "
-            "commas, as in 1,4,16"
+            f"{option} {text}: expected {kind} above 0 and below 1000000, separated "
+            "by commas, as in 1,4,16"
         )
         raise CommandError(msg, EXIT_USAGE)
     return numbers

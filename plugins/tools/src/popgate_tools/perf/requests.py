@@ -109,7 +109,7 @@ class _Values:
 
     def _synthetic(self, key: str, datatype: str, shape: list[int]) -> Tensor:
         dims = [int(d) for d in self._wanted.get(key, ())] or [
-            self._batch if at == 0 and dim < 0 else max(dim, 1)
+            dim if dim >= 0 else self._batch if at == 0 else 1
             for at, dim in enumerate(shape)
         ]
         kind = DATATYPES[datatype].data_type
