@@ -83,9 +83,10 @@ class Results:
         values, bound = batch.results(), batch.bound
         entries = batch.entries
         first = 0
-        if bound and len(entries) > 1:
+        if bound:
             # The program wrote these rows into free memory of the ring. Their records
-            # begin at other places there, and would overwrite rows that follow.
+            # begin at other places there, and would overwrite rows that follow. A ring
+            # that is empty now may also return this memory to the system.
             values = {i: v.copy() if i in bound else v for i, v in values.items()}
         for entry in entries:
             is_only = len(entries) == 1

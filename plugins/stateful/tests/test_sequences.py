@@ -525,6 +525,27 @@ def test_a_first_request_that_is_given_up_while_it_waits() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("ends", ["", "e"])
+def test_a_start_that_is_given_up_while_it_waits_ends_what_was_before(
+    ends: str,
+) -> None:
+    """Else the next request continued the sequence before it, or ran without state."""
+
+    def test() -> None:
+        client = Client()
+        client.ask(1, 1, "s" + ends)
+        waiting = client.ask(1, 10, "s")
+        client.ask(1, 100)
+        waiting.abandon(Cancelled("gone"))
+        client.finish()
+        assert client.answers == ["Cancelled", 1, "InvalidRequest"]
+        client.ask(1, 5, "s")
+        client.finish()
+        assert client.answers[-1] == 5
+
+    run(test)
+
+
 def test_one_timer_however_long_a_sequence_is_busy() -> None:
     async def test() -> None:
         client = Client(max_idle=0.001)

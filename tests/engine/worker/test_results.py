@@ -17,7 +17,7 @@ from engine.transport.channel import Channel, ChannelLayout
 from engine.transport.link import Completion, Link
 from engine.transport.outcome import DeviceOutcome
 from engine.transport.shared_memory import PAGE
-from engine.worker.batch import AnchorTable, BatchEntry
+from engine.worker.batch import AnchorTable, Batch, BatchEntry
 from engine.worker.client_channel import ClientChannel
 from popef_io import Anchor, DataType, TensorInfo, TensorType
 from tests.plain import plain
@@ -120,6 +120,60 @@ def test_rows_that_were_computed_in_the_ring_do_not_overwrite_each_other(
     assert [*client.replica._results.publish_each(batch)] == entries
     for number, row in enumerate(rows):
         assert ring.pop(number) == ((1, 101), row.tobytes())
+
+
+def test_memory_that_a_ring_returns_takes_no_result_with_it() -> None:
+    """An output beyond the usual memory of its ring, whose request waits for room in
+    another ring, while the client empties the first."""
+    kib = 1 << 10
+    info = TensorInfo((-1, 1), DataType.U8)
+    outputs = [Anchor(name, name, info, TensorType.OUTPUT) for name in ("a", "b")]
+    nothing: Any = None
+    table = AnchorTable((), tuple(outputs), nothing)
+    rows = AnchorRows("a", 0), AnchorRows("b", 0)
+    plan = BatchPlan(0, 0, 0, 8, (), rows)
+    usual = (PAGE, kib * kib, kib * kib)
+    layout = ChannelLayout(8, (PAGE,), (64 * kib * kib, kib * kib), usual)
+    link, channel = Link.create(), Channel.create("test", layout)
+    mine = ClientChannel(0, channel, link)
+    a, b = channel.outputs
+
+    def release(ring: AnchorRing) -> None:
+        assert ring.try_read_lock() >= 0
+        ring.read_complete()
+
+    def room(client: ClientChannel, ring: AnchorRing, size: int) -> int:
+        release(b)
+        return ring.place(size)
+
+    made = results.Results(table, plan, room)
+    batch = Batch(table, plan)
+
+    def run(number: int, sizes: tuple[int, int], *, empties: bool = False) -> None:
+        batch.begin([BatchEntry(mine, 0, number, sizes[0], 0, [])])
+        for handle, size in zip("ab", sizes, strict=True):
+            value = np.full((size, 1), number, np.uint8)
+            memory = batch.output_memory(handle, value.shape, value.dtype)
+            if memory is not None:
+                memory[...] = value
+                value = memory
+            batch.write(handle, value)
+        if empties:
+            release(a)
+        if not made.publish(batch):
+            assert empties
+            assert len([*made.publish_each(batch)]) == 1
+        batch.clear()
+
+    for number in (1, 2):  # what lies beyond the usual memory is returned in two parts
+        run(number, ((18 - number) * kib * kib, 10))
+    for ring in (a, a, b, b):
+        release(ring)
+    run(3, (600 * kib, 600 * kib))
+    run(4, (600 * kib, 600 * kib), empties=True)
+    assert a.pop(4) == ((600 * kib, 1), bytes([4]) * (600 * kib))
+    channel.close()
+    link.close()
 
 
 def test_what_has_been_given_is_not_run_again_where_the_client_has_gone(

@@ -344,7 +344,7 @@ class SequenceScheduler(StatefulScheduler):
     def _settle(self, sequence: LiveSequence, mine: SequenceRequest) -> None:
         """Update the sequence after a request has ended, successfully or not."""
         if mine.end:
-            sequence.state = {}
+            sequence.state, sequence.is_begun = {}, False
         if sequence.waiting or (sequence.is_open and sequence.is_begun):
             self._touch(sequence)
         else:
@@ -365,6 +365,8 @@ class SequenceScheduler(StatefulScheduler):
                         continue
                     except Exception as error:
                         mine.resolve(error)
+                if mine.start:  # what follows must not continue an earlier sequence
+                    sequence.is_begun = False
                 self._settle(sequence, mine)
         finally:
             sequence.is_draining = False
