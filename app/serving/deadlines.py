@@ -6,7 +6,7 @@ client of each call that has waited for a whole period. Deadlines that clients s
 kept to the millisecond, because a deadline before the next sweep has its own timer. The
 device drops late requests before it runs them (`engine/worker/replica.py`) and ends
 runs whose requests are all cancelled (`engine/worker/cancellation.py`). Nothing else in
-the gateway enforces a deadline.
+the core enforces a deadline.
 """
 
 from __future__ import annotations

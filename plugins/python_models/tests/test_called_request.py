@@ -1,8 +1,10 @@
-"""Calls of Python models as requests: for whom they are."""
+"""Calls of Python models as requests: for whom they are, and until when."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +17,7 @@ from app.serving.calls.parent_request import ClientRequest, ParentRequest
 from app.serving.pending import Pending
 from app.serving.stateful import StatefulScheduler
 from app.serving.table import ModelEntry, ModelTable
-from engine import EngineError, InvalidInput, Refused, Tensor
+from engine import DeadlineExceeded, EngineError, InvalidInput, Refused, Tensor
 from popgate_python_messages.call_messages import CallAnswer, ModelCall, Tensors
 from popgate_python_models.called_request import CalledRequest
 from popgate_python_models.parent_requests import NOBODY
@@ -72,7 +74,7 @@ class Caller:
 class Called:
     """A model with sequences that these clients' model calls, on a server with keys."""
 
-    def __init__(self, *clients: ClientRequest) -> None:
+    def __init__(self, *clients: ClientRequest, seconds: float = WAIT) -> None:
         self.scheduler = Sequences()
         table = ModelTable(has_keys=True)
         stats = ModelMetrics("m", "1")
@@ -81,7 +83,7 @@ class Called:
         self.caller = Caller(*clients)
         numbers = tuple(range(1, len(clients) + 1))
         message = ModelCall(1, "m", "", 0, Tensors(), None, {}, numbers)
-        self.request = CalledRequest(message, ONE, self.caller, table, WAIT)
+        self.request = CalledRequest(message, ONE, self.caller, table, seconds)
 
     async def begin(self) -> None:
         """Begin, and return when the call is submitted or answered."""
@@ -159,5 +161,33 @@ def test_a_called_model_hands_on_the_key(
 ) -> None:
     async def check() -> None:
         assert Called(*clients).request.client_request() == told
+
+    asyncio.run(check())
+
+
+def test_a_call_that_waits_in_a_scheduler_ends_at_its_deadline() -> None:
+    async def check() -> None:
+        called = Called(SHOP, seconds=0.01)
+        await called.begin()
+        assert isinstance(await called.answer(), DeadlineExceeded)
+        (waiting,) = called.scheduler.requests
+        assert isinstance(waiting.error, DeadlineExceeded)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("error", [None, InvalidInput("no")])
+def test_nothing_is_left_of_a_call_that_has_ended(error: EngineError | None) -> None:
+    async def check() -> None:
+        called = Called(SHOP)
+        await called.begin()
+        (waiting,) = called.scheduler.requests
+        waiting.resolve(error)
+        answer = await called.answer()
+        assert answer == {} if error is None else isinstance(answer, InvalidInput)
+        left = weakref.ref(called.request)
+        del called, waiting, answer
+        gc.collect()
+        assert left() is None
 
     asyncio.run(check())

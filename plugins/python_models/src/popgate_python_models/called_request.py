@@ -23,7 +23,14 @@ from app.serving.stateful import StatefulScheduler
 from app.serving.table import ModelEntry, ModelTable, infer_path
 from app.serving.tensor_fit import checked_rows
 from app.serving.timeout_policy import MAX_TIMEOUT, TimeoutPolicy
-from engine import EngineError, ExecutionFailed, InvalidInput, Refused, Tensor
+from engine import (
+    DeadlineExceeded,
+    EngineError,
+    ExecutionFailed,
+    InvalidInput,
+    Refused,
+    Tensor,
+)
 from popgate_python_messages.call_messages import CallAnswer, ModelCall
 from popgate_python_models.called_inputs import called_inputs
 from popgate_python_models.parent_requests import is_known, owner_in
@@ -73,6 +80,7 @@ class CalledRequest:
         self._deadline = given / 1e9 if given else self._began / 1e9 + timeout
         self._rows = 1
         self._owner: str | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
         self._nested_calls: list[NestedCall] = []
         self._called: ModelMetrics | None = None
@@ -219,6 +227,13 @@ class CalledRequest:
             )
         if not submitted.done:
             self._submitted = submitted
+            # Schedulers and devices check the deadline only when a run begins.
+            left = max(0.0, min(self._deadline - time.monotonic(), MAX_TIMEOUT))
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(left, self._expire)
+
+    def _expire(self) -> None:
+        self.give_up(DeadlineExceeded())
 
     def _schedule(
         self, scheduler: RequestScheduler, inputs: dict[str, Tensor]
@@ -254,9 +269,8 @@ class CalledRequest:
         if submitted.error is not None:
             self._fail(submitted.error, submitted)
             return
-        if self._is_over:
+        if not self._end():
             return
-        self._is_over = True
         entry = self._entry
         assert entry is not None
         if isinstance(submitted, Pending) and submitted.tokens is not None:
@@ -271,10 +285,16 @@ class CalledRequest:
         self._keep(submitted)
         self._caller.answer(self._message, self._wanted(submitted.outputs))
 
+    def _end(self) -> bool:
+        """Mark the call as over. Return False if it was over before."""
+        was_over, self._is_over = self._is_over, True
+        if self._timer is not None:
+            self._timer.cancel()
+        return not was_over
+
     def _fail(self, error: Exception, submitted: Submitted | None = None) -> None:
-        if self._is_over:
+        if not self._end():
             return
-        self._is_over = True
         if self._entry is not None:
             took = time.monotonic_ns() - self._began
             self._entry.stats.failure(row_of(error), took)
