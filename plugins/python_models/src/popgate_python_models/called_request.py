@@ -17,6 +17,7 @@ from app.errors import ModelNotReady, RequestError, UnknownModel, labelled, row_
 from app.observe.journal import NestedCall
 from app.observe.metrics import ModelMetrics
 from app.serving.calls.parent_request import ClientRequest, ParentRequest
+from app.serving.deadlines import SWEEP
 from app.serving.pending import NotOneResponse, Pending, ResponseScheduler, Streamed
 from app.serving.runner import RequestScheduler, Submitted
 from app.serving.stateful import StatefulScheduler
@@ -34,6 +35,11 @@ from engine import (
 from popgate_python_messages.call_messages import CallAnswer, ModelCall
 from popgate_python_models.called_inputs import called_inputs
 from popgate_python_models.parent_requests import is_known, owner_in
+
+#: Seconds after its deadline until a call is given up. The requests behind the call
+#: often have the same deadline, and must end first (`app.serving.deadlines`): a model
+#: that catches the call's error would still answer them.
+_LATER = 2 * SWEEP
 
 
 class Caller(Protocol):
@@ -230,7 +236,7 @@ class CalledRequest:
             # Schedulers and devices check the deadline only when a run begins.
             left = max(0.0, min(self._deadline - time.monotonic(), MAX_TIMEOUT))
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(left, self._expire)
+            self._timer = loop.call_later(left + _LATER, self._expire)
 
     def _expire(self) -> None:
         self.give_up(DeadlineExceeded())
