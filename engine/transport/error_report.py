@@ -43,5 +43,5 @@ class ErrorReport(Message, frozen=True):
 
 
 def _cut(text: str) -> str:
-    """Return the part of a text that fits into a message."""
+    """Return the part of a string that fits into a message."""
     return text.encode(errors="replace")[: MAX_MESSAGE // 2].decode(errors="ignore")
