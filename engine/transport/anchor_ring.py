@@ -150,7 +150,7 @@ class AnchorRing(RingCounters):
         slot = (self.written + ahead) % self.capacity
         self._starts[slot] = offset
         # A batch has one place. A row of no bytes at its end has nothing behind it.
-        end = offset + (nbytes or not ahead)
+        end = offset + (nbytes if nbytes or ahead else 1)
         if end > self._reached:
             self._reached = end
         self._head = -(-end // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
