@@ -113,3 +113,15 @@ def with_gaps(array: Array) -> Array:
         return array
     values = [np.nan if item is None else item for item in flat]
     return np.array(values, np.float64).reshape(array.shape)
+
+
+def as_floats(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Return numbers as floats of another type. Raises OverflowError if a finite number
+    would become infinite.
+    """
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    infinite = np.isinf(cast)
+    if infinite.any() and not np.isinf(array)[infinite].all():
+        raise OverflowError("a finite number is too large")
+    return cast

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from app.config.keys import digest_of
 from engine.run_failures import MOST
 from tests.app.served import Serve, ServedGateway, add
+from tests.app.serving.test_keys_apart import entry
 from tests.app.serving.test_scheduling import Asking, in_flight
 from tests.engine import models
 from tests.engine.loops import looping
@@ -346,11 +346,8 @@ def test_a_key_unloads_the_members_that_it_allows(tmp_path: Path) -> None:
     (tmp_path / "chain" / "config.toml").write_text(ENSEMBLES["chain"])
     keys = tmp_path / "keys.toml"
     keys.write_text(
-        "".join(
-            f'[[key]]\nname = "{name}"\nsha256 = "{digest_of(name.encode()).hex()}"\n'
-            f'groups = ["manage", "metadata"]\nmodels = {allowed}\n'
-            for name, allowed in (("chain", ["chain"]), ("all", ["*"]))
-        )
+        entry("chain", '["chain"]', "manage", "metadata")
+        + entry("all", '["*"]', "manage", "metadata")
     )
     keys.chmod(0o600)
     with ServedGateway(tmp_path, "--keys", str(keys)) as served:

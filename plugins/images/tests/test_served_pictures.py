@@ -32,6 +32,7 @@ from PIL import Image
 
 from popgate import AsyncClient, Client
 from tests.app.served import ServedGateway, run_popgate
+from tests.app.test_serving import alive
 from tests.support import until
 
 GRAPH = """
@@ -225,17 +226,8 @@ def test_a_decoder_that_died_while_it_was_idle(served: ServedGateway) -> None:
     assert killed
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
-    until(lambda: all(map(_has_ended, killed)))
+    until(lambda: not any(map(alive, killed)))
     assert best(post(served, content=GREEN))[0] == "green"
-
-
-def _has_ended(pid: int) -> bool:
-    """Whether nothing but its exit code is left."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return True
-    return status.rpartition(")")[2].split()[0] == "Z"
 
 
 def test_a_decoder_that_hangs(served: ServedGateway) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from app.config.keys import digest_of
 from tests.app.served import ServedGateway, add
+from tests.app.serving.test_keys_apart import entry
 
 
 def test_documentation_is_served_from_here(gateway: ServedGateway) -> None:
@@ -57,12 +57,9 @@ def test_documentation_has_the_models_that_a_key_sees(tmp_path: Path) -> None:
         add(tmp_path, name)
     keys = tmp_path / "keys.toml"
     entries = [
-        f'[[key]]\nname = "{name}"\nsha256 = "{digest_of(name.encode()).hex()}"\n{more}'
-        for name, more in (
-            ("all", 'groups = ["pages", "metadata"]\n'),
-            ("one", 'groups = ["pages", "metadata"]\nmodels = ["one"]\n'),
-            ("pages", 'groups = ["pages"]\n'),
-        )
+        entry("all", '["*"]', "pages", "metadata"),
+        entry("one", '["one"]', "pages", "metadata"),
+        entry("pages", '["*"]', "pages"),
     ]
     keys.write_text('anonymous = ["pages"]\n' + "".join(entries))
     keys.chmod(0o600)

@@ -1,4 +1,4 @@
-"""What is said of a wrong section [text]."""
+"""Messages about a wrong section [text]."""
 
 from __future__ import annotations
 

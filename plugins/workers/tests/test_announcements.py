@@ -1,4 +1,4 @@
-"""What a worker is told of, while devices do not answer."""
+"""A worker hears of changed models while a device does not answer."""
 
 from __future__ import annotations
 

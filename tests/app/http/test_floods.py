@@ -62,16 +62,19 @@ def test_in_a_flood_connections_are_let_in_one_by_one() -> None:
         runner.run(_let_in())
 
 
-async def _let_in() -> None:
-    clock = Clock()
-    floods, entered = Floods(clock), asyncio.Queue[asyncio.BaseTransport]()
+class Entered(asyncio.Queue[asyncio.BaseTransport]):
+    """The connections that an acceptor lets in."""
 
-    class Entering(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            entered.put_nowait(transport)
+    def acceptor(
+        self, kind: type[Acceptor], listener: socket.socket, floods: Floods
+    ) -> Acceptor:
+        entered = self
 
-    with listen_tcp("127.0.0.1", 0) as listener, ExitStack() as stack:
-        acceptor = Acceptor(
+        class Entering(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                entered.put_nowait(transport)
+
+        return kind(
             listener,
             Entering,
             floods=floods,
@@ -79,6 +82,13 @@ async def _let_in() -> None:
             handshake_timeout=None,
             backlog=100,
         )
+
+
+async def _let_in() -> None:
+    clock, entered = Clock(), Entered()
+    floods = Floods(clock)
+    with listen_tcp("127.0.0.1", 0) as listener, ExitStack() as stack:
+        acceptor = entered.acceptor(Acceptor, listener, floods)
         await acceptor.open()
 
         def come(count: int) -> None:
@@ -121,13 +131,8 @@ def test_a_flood_that_leaves_no_descriptor_ends_too() -> None:
 
 
 async def _go_on() -> None:
-    clock = Clock()
-    floods, entered = Floods(clock), asyncio.Queue[asyncio.BaseTransport]()
-    opened = asyncio.Queue[bool]()
-
-    class Entering(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            entered.put_nowait(transport)
+    clock, entered = Clock(), Entered()
+    floods, opened = Floods(clock), asyncio.Queue[bool]()
 
     class Watched(Acceptor):
         async def _let_all_in(self) -> None:
@@ -135,14 +140,7 @@ async def _go_on() -> None:
             await super()._let_all_in()
 
     with listen_tcp("127.0.0.1", 0) as listener:
-        acceptor = Watched(
-            listener,
-            Entering,
-            floods=floods,
-            tls=None,
-            handshake_timeout=None,
-            backlog=100,
-        )
+        acceptor = entered.acceptor(Watched, listener, floods)
         await acceptor.open()
         await opened.get()
         floods.charge(10 * RATE)

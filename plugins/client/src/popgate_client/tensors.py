@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from popgate.values import with_gaps, with_rank
+from popgate.values import as_floats, with_gaps, with_rank
 from popgate_client.errors import InvalidRequest
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -160,12 +160,10 @@ def _cast(name: str, array: Array, datatype: str) -> Array:
         msg = f"input {name}: expected {datatype}, got values of {array.dtype}"
         raise InvalidRequest(msg)
     if wanted.kind == "f" and array.dtype.kind in "iuf":
-        with np.errstate(over="ignore"):
-            cast = array.astype(wanted)
-        if np.isinf(cast).any() and not np.isinf(array)[np.isinf(cast)].all():
-            msg = f"input {name}: a finite number is too large for {datatype}"
-            raise InvalidRequest(msg)
-        return cast
+        try:
+            return as_floats(array, wanted)
+        except OverflowError as e:
+            raise InvalidRequest(f"input {name}: {e} for {datatype}") from None
     with np.errstate(invalid="ignore"):
         cast = array.astype(wanted)
     if not np.array_equal(cast, array):

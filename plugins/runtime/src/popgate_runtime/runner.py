@@ -18,6 +18,7 @@ from engine import Array, DataDesc, DeviceManager, InvalidInput, ModelRunnerConf
 from popef_io import DataType
 from popgate.values import (
     UnevenRecords,
+    as_floats,
     columns_of,
     inputs_of_table,
     with_gaps,
@@ -248,10 +249,10 @@ def _array(desc: DataDesc, value: Any) -> npt.NDArray[Any]:
     fits = np.can_cast(array.dtype, wanted, "same_kind") or not array.size
     if desc.data_type is DataType.BF16 or not fits:
         return array  # the engine reports what it expected
-    with np.errstate(over="ignore"):
-        cast = array.astype(wanted)
-    infinite = np.isinf(cast) if wanted.kind == "f" else np.zeros((), bool)
-    if infinite.any() and not np.isinf(array)[infinite].all():
-        what = f"a finite number is too large for {desc.data_type.name}"
-        raise InvalidInput(f"input {desc.name!r}: {what}")
-    return cast
+    if wanted.kind != "f":
+        return array.astype(wanted)
+    try:
+        return as_floats(array, wanted)
+    except OverflowError as e:
+        what = f"{e} for {desc.data_type.name}"
+        raise InvalidInput(f"input {desc.name!r}: {what}") from None
