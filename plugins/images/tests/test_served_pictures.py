@@ -3,10 +3,8 @@
 Covers: plugins/images/src/popgate_images/config.py,
 plugins/images/src/popgate_images/decoder.py,
 plugins/images/src/popgate_images/decoder_process.py,
-plugins/images/src/popgate_images/decoders.py,
 plugins/images/src/popgate_images/plan.py,
 plugins/images/src/popgate_images/planning.py,
-plugins/images/src/popgate_images/scheduler.py,
 plugins/images/src/popgate_images/wire.py.
 """
 

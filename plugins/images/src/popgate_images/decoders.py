@@ -13,7 +13,7 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from app.errors import HttpError, InvalidTensor
@@ -35,14 +35,17 @@ class Decoder:
     """One process, and the socket to it."""
 
     def __init__(self) -> None:
+        """Start the process. Raises OSError if the system has no room for it."""
         ours, theirs = socket.socketpair()
-        with theirs:
+        with ExitStack() as failing, theirs:
+            failing.enter_context(ours)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "popgate_images.decoder_process",
                  str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )  # fmt: skip
+            failing.pop_all()
         ours.setblocking(False)
         self._socket = ours
         self.is_new = True
@@ -133,7 +136,11 @@ class Decoders:
             self._free.pop().kill()
         decoder = self._free.pop() if self._free else None
         if decoder is None:
-            decoder = await asyncio.to_thread(Decoder)
+            try:
+                decoder = await asyncio.to_thread(Decoder)
+            except OSError as error:
+                msg = f"no process that decodes pictures could be started: {error}"
+                raise HttpError(503, msg, "decoder_lost") from None
         patience = plan.timeout + (_START if decoder.is_new else 0.0)
         is_well = False
         try:

@@ -24,7 +24,7 @@ from app.spec import ModelSpec, TensorSpec
 from engine import EngineError, Tensor
 from popef_io import DataType
 from popgate_images.config import ImageConfig
-from popgate_images.decoders import decoders
+from popgate_images.decoders import MOST, decoders
 from popgate_images.planning import input_of, plan_for
 
 _NEEDS: Final = (
@@ -108,8 +108,10 @@ class PictureScheduler:
     async def _decode(self, pictures: Sequence[bytes]) -> Tensor:
         """Return the numbers of all pictures. Raises InvalidTensor and HttpError."""
         numbered = enumerate(pictures)
+        # The places of others come between, however many pictures this request has.
+        turns = asyncio.Semaphore(MOST)
         found = await asyncio.gather(
-            *[self._decode_one(number, picture) for number, picture in numbered],
+            *[self._decode_one(number, picture, turns) for number, picture in numbered],
             return_exceptions=True,  # a bad picture does not end the others
         )
         parts: list[bytes] = []
@@ -127,10 +129,13 @@ class PictureScheduler:
         shape = (len(parts), *dims) if self._has_rows else dims
         return Tensor(self._tensor.data_type, shape, parts, len(parts) * plan.nbytes)
 
-    async def _decode_one(self, number: int, picture: bytes) -> bytes:
+    async def _decode_one(
+        self, number: int, picture: bytes, turns: asyncio.Semaphore
+    ) -> bytes:
         where = f"picture {number} of input '{self._tensor.name}'"
         try:
-            return await decoders().decode(picture, self._written, self.plan)
+            async with turns:
+                return await decoders().decode(picture, self._written, self.plan)
         except InvalidTensor as error:
             raise InvalidTensor(f"{where}: {error}") from None
         except HttpError as error:
