@@ -154,7 +154,8 @@ class Elements:
         low = -(1 << (8 * size - 1)) if kind == "i" else 0
         high = (1 << (8 * size - (kind == "i"))) - 1
         if isinstance(value, float):  # it may be an integer of more than 64 bits
-            where = "" if low <= value <= high else f" in {low}..{high}"
+            # A float is equal to `high + 1`; compiled code would round `high` to it.
+            where = "" if low <= value < high + 1 else f" in {low}..{high}"
             return f"is {_described(value)}, not an integer{where}"
         if low <= value <= high:
             return ""
