@@ -178,7 +178,10 @@ def test_lines_are_served_by_their_weights(open_runner: Opener) -> None:
         sum(took for priority, took in ended[:both] if priority == one)
         for one in (heavy, light)
     ]
-    assert 2.4 <= times[0] / times[1] <= 3.6
+    # The order follows the times of ended runs, so a line is ahead by at most one run.
+    longest = [max(took for p, took in ended if p == one) for one in (heavy, light)]
+    ahead = abs(times[0] / 3 - times[1])
+    assert ahead <= 0.1 * times[1] + longest[0] / 3 + longest[1], times
     assert order.count(1) == 8
     runner.close()
     with pytest.raises(RunnerClosed):
