@@ -31,7 +31,12 @@ T = TypeVar("T")
 #: Seconds that a process may take to end after its owner has let go.
 PATIENCE = 30.0
 #: Threads that a process starts once, when it needs them first, and keeps.
-KEPT_THREADS = {"popgate-copy", "tqdm_monitor"}
+KEPT_THREADS = {
+    "popgate-copy",
+    "popgate-tokenize_0",
+    "popgate-tokenize_1",
+    "tqdm_monitor",
+}
 SHARED_MEMORY = Path("/dev/shm")
 
 

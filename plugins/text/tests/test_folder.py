@@ -120,7 +120,7 @@ def test_the_second_text_of_a_pair_has_the_type_that_the_tokenizer_gives(
     write_config(tmp_path)
     model = understand(tmp_path, TextConfig())
     assert model.types is types
-    (row,) = TextTokenizer(tmp_path, model).encode(["a cat"], ["dog"])
+    ((row,),) = TextTokenizer(tmp_path, model).encode(["a cat"], ["dog"])
     assert list(row.types) == [0, 0, 0, 0, types, types]
 
 
@@ -130,7 +130,7 @@ def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
     tokenizer = TextTokenizer(tmp_path, understand(tmp_path, TextConfig()))
     for texts, pairs in ((["a", "cat \ud800"], None), (["a"], ["\udfff"])):
         with pytest.raises(InvalidTensor, match="lone surrogate"):
-            tokenizer.encode(texts, pairs)
+            [*tokenizer.encode(texts, pairs)]
 
 
 def test_a_tokenizer_whose_inputs_are_no_list_is_refused(tmp_path: Path) -> None:

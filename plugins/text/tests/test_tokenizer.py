@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from app.errors import InvalidTensor
 from plugins.text.tests.folders import WORDS, embedding_folder
 from popgate_text.config import TextConfig
 from popgate_text.folder import understand
-from popgate_text.tokenizer import Beginnings, TextTokenizer, shortened
+from popgate_text.tokenizer import Beginnings, Encoded, TextTokenizer, shortened
 
 TEXTS = [" ".join(WORDS[: n % len(WORDS)] * (1 + n % 6)) or "the" for n in range(150)]
 
@@ -34,6 +34,10 @@ def tokenizer(folder: Path) -> TextTokenizer:
     return TextTokenizer(folder, understand(folder, TextConfig()))
 
 
+def rows(parts: Iterable[list[Encoded]]) -> list[Encoded]:
+    return [*itertools.chain.from_iterable(parts)]
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("in_pairs", [False, True])
 def test_many_texts_give_the_tokens_of_each_alone(
@@ -42,7 +46,7 @@ def test_many_texts_give_the_tokens_of_each_alone(
     alone = Tokenizer.from_file(str(folder / "tokenizer.json"))
     alone.enable_truncation(tokenizer.model.max_length, direction=side)
     pairs = TEXTS[::-1] if in_pairs else None
-    found = tokenizer.encode(TEXTS, pairs, side=side)
+    found = rows(tokenizer.encode(TEXTS, pairs, side=side))
     for number, one in enumerate(found):
         right = alone.encode(TEXTS[number], pairs[number] if pairs else None)
         assert list(one.ids) == right.ids
@@ -63,7 +67,7 @@ def test_long_texts_of_pairs_are_shortened_without_effect(
     sizes = (1, most // 2, most + 50, most + 70, 4 * most, 4 * most + 1, 8 * most)
     texts = [" ".join(words[:size]) for size in sizes]
     for pair in itertools.product(texts, texts):
-        (found,) = tokenizer.encode([pair[0]], [pair[1]], side=side)
+        ((found,),) = tokenizer.encode([pair[0]], [pair[1]], side=side)
         assert list(found.ids) == alone.encode(*pair).ids
 
 
@@ -79,12 +83,12 @@ def test_an_error_names_the_text(tokenizer: TextTokenizer) -> None:
         texts = [*TEXTS]
         texts[number] = "the \ud800"
         with pytest.raises(InvalidTensor, match=f"text {number} has a lone surrogate"):
-            tokenizer.encode(texts)
+            rows(tokenizer.encode(texts))
         with pytest.raises(InvalidTensor, match=f"text {number} has a lone surrogate"):
-            tokenizer.encode(TEXTS, texts)
+            rows(tokenizer.encode(TEXTS, texts))
         texts[number] = "the " * 100
         with pytest.raises(InvalidTensor, match=f"text {number} has 102 tokens"):
-            tokenizer.encode(["the"] * number + texts[number:], truncate=False)
+            rows(tokenizer.encode(["the"] * number + texts[number:], truncate=False))
 
 
 def turns_beside(call: Callable[[], object]) -> int:
@@ -102,7 +106,7 @@ def turns_beside(call: Callable[[], object]) -> int:
 def test_others_work_while_a_long_text_is_tokenized(tokenizer: TextTokenizer) -> None:
     text = "the cat " * 2_000  # as long as is read of any text
     calls: dict[str, Callable[[], object]] = {
-        "encode": lambda: tokenizer.encode([text] * 5),
+        "encode": lambda: rows(tokenizer.encode([text] * 5)),
         "tokens": lambda: [len(tokenizer.tokens(text)) for _ in range(5)],
         "decode": lambda: tokenizer.decode([5] * 500_000),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -38,7 +39,7 @@ def examples(
     if model.kind == "reranker":
         pairs = [*_STRINGS[1:], _STRINGS[0]]
     found: list[Mapping[str, Any]] = []
-    for row in tokenizer.encode(_STRINGS, pairs):
+    for row in chain.from_iterable(tokenizer.encode(_STRINGS, pairs)):
         count = len(row.ids)
         values = {
             "input_ids": row.ids,

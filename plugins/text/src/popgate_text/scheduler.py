@@ -2,17 +2,14 @@
 
 Each text is a separate row for the engine, so the texts of several requests share
 batches, and a short string does not wait for a long one. Small requests are tokenized
-immediately, larger ones in threads, which release the GIL. Belongs to the event loop's
-thread.
+immediately, larger ones in threads, which release the GIL, in turns. Belongs to the
+event loop's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,6 +31,7 @@ from popgate_text.admission import TextAdmission
 from popgate_text.config import TextConfig
 from popgate_text.folder import TOKENIZER, TOKENS, TextModel
 from popgate_text.tokenizer import Encoded, TextTokenizer
+from popgate_text.turns import at_once, in_turns
 
 #: The name of the format's entry point.
 FORMAT: Final = "text"
@@ -46,21 +44,9 @@ WRONG_KIND: Final = "wrong_model_kind"
 MOST_VECTOR_BYTES: Final = 64 << 20
 #: Most bytes that are tokenized in the event loop: a thread's detour takes as long.
 AT_ONCE: Final = 1024
-#: Threads that tokenize, for all models of a process.
-TOKENIZING_THREADS: Final = 2
 #: Most rows of one request in the engine at a time.
 IN_FLIGHT: Final = 256
 _DIRECTIONS: Final = {"right": "right", "left": "left"}
-_pool_lock = threading.Lock()
-_pools: list[ThreadPoolExecutor] = []
-
-
-def tokenizing_pool() -> ThreadPoolExecutor:
-    """Return the threads that tokenize, for all models of this process."""
-    with _pool_lock:
-        if not _pools:
-            _pools.append(ThreadPoolExecutor(TOKENIZING_THREADS, "popgate-tokenize"))
-        return _pools[0]
 
 
 @dataclass(slots=True)
@@ -142,7 +128,7 @@ class TextRun(Pending):
         self.counts = TokenCounts()
         self._admission = admission
         self._held = 0
-        self.tokenizing: asyncio.Future[list[Encoded]] | None = None
+        self.tokenizing: asyncio.Future[tuple[list[Encoded], int]] | None = None
         self.rows: list[Encoded] = []
         self.results: list[Mapping[str, Tensor] | None] = []
         self.next = 0
@@ -253,31 +239,32 @@ class TextScheduler:
         """Begin the rows of a request: immediately if it is small, else
         from a thread.
         """
-        encode = partial(self._encode, given, pair, run.options)
+        rows = self._encode(given, pair, run.options)
         size = sum(0 if one is None else one.nbytes for one in (given, pair))
         size += sum(map(len, run.options.texts or ()))
         size += sum(map(len, run.options.pairs or ()))
         if size <= AT_ONCE:
-            self._begin(run, encode())
+            self._begin(run, *at_once(rows))
             return
-        loop = asyncio.get_running_loop()
-        run.tokenizing = loop.run_in_executor(tokenizing_pool(), encode)
+        run.tokenizing = asyncio.get_running_loop().create_task(in_turns(rows))
         run.tokenizing.add_done_callback(partial(self._encoded, run))
 
     # -- from texts to rows
 
     def _encode(
         self, given: Tensor | None, pair: Tensor | None, options: TextOptions
-    ) -> list[Encoded]:
-        """Return the tokens of all texts. Raises `InvalidTensor`, `InvalidRequest`."""
-        began = time.monotonic_ns()
+    ) -> Generator[None, None, list[Encoded]]:
+        """Return the tokens of all texts, in steps. Raises `InvalidTensor`,
+        `InvalidRequest`.
+        """
         texts = options.texts if given is None else _texts_of(given)
         pairs = options.pairs if pair is None else _texts_of(pair)
         own = texts if options.ids is None else options.ids
         if not own:
             raise InvalidTensor("expected at least one text, got none")
+        parts: Iterable[list[Encoded]]
         if options.ids is not None:
-            found = [self._given(ids) for ids in options.ids]
+            parts = ([self._given(ids)] for ids in options.ids)
         else:
             assert texts is not None
             if pairs is not None and len(pairs) != len(texts):
@@ -286,20 +273,23 @@ class TextScheduler:
             if pairs is None and self.model.kind == "reranker":
                 raise InvalidTensor(f"a reranker needs input '{PAIR}' and '{TEXT}'")
             truncate = options.truncate
-            found = self.tokenizer.encode(
+            parts = self.tokenizer.encode(
                 self._with_prompt(texts, options),
                 pairs,
                 truncate=self.config.truncate if truncate is None else truncate,
                 side=options.side,
             )
-        tokens = sum(len(row.ids) for row in found)
-        if tokens > self.config.max_request_tokens:
-            most = self.config.max_request_tokens
-            msg = f"the request has {tokens} tokens, expected at most {most}"
-            raise InvalidTensor(f"{msg} (max_request_tokens in the section [text])")
+        found: list[Encoded] = []
+        tokens, most = 0, self.config.max_request_tokens
+        for part in parts:
+            found += part
+            tokens += sum(len(row.ids) for row in part)
+            if tokens > most:
+                msg = f"the request has more than {most} tokens"
+                raise InvalidTensor(f"{msg} (max_request_tokens in the section [text])")
+            yield
         if options.all_tokens:
             self._check_token_vectors(tokens)
-        options.tokenizing_ns = time.monotonic_ns() - began
         return found
 
     def _check_token_vectors(self, tokens: int) -> None:
@@ -347,24 +337,26 @@ class TextScheduler:
             )
         return [prompt + text for text in texts]
 
-    def _encoded(self, run: TextRun, task: asyncio.Future[list[Encoded]]) -> None:
+    def _encoded(
+        self, run: TextRun, task: asyncio.Future[tuple[list[Encoded], int]]
+    ) -> None:
         run.tokenizing = None
         if run.done:
             if not task.cancelled():
                 task.exception()  # retrieve the exception, so that asyncio logs nothing
             return
         try:
-            self._begin(run, task.result())
+            self._begin(run, *task.result())
         except Exception as error:
             run.give_up(_gone())
             run.resolve(error)
 
     # -- rows to the engine and back
 
-    def _begin(self, run: TextRun, rows: list[Encoded]) -> None:
+    def _begin(self, run: TextRun, rows: list[Encoded], tokenizing_ns: int) -> None:
         run.rows, run.left = rows, len(rows)
         run.options.tokens = [len(row.ids) for row in rows]
-        run.counts.tokenizing_ns = run.options.tokenizing_ns
+        run.options.tokenizing_ns = run.counts.tokenizing_ns = tokenizing_ns
         run.results = [None] * len(rows)
         self._feed(run)
 

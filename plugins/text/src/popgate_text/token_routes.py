@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial, wraps
+from collections.abc import Callable, Generator, Iterable
+from functools import wraps
 from typing import Any, Final
 
 import orjson
@@ -25,7 +25,8 @@ from popgate_text.bodies import (
     error_responses,
 )
 from popgate_text.requests import check_kind_of, field
-from popgate_text.scheduler import TOKENIZING_THREADS, TextScheduler
+from popgate_text.scheduler import TextScheduler
+from popgate_text.turns import TOKENIZING_THREADS, in_turns
 
 _TOKENIZE: Final = {
     "inputs": {"oneOf": [{"type": "string"}, STRINGS]},
@@ -142,8 +143,8 @@ async def _tokenize(gateway: GatewayOf, request: Request, name: ModelName) -> Re
     if type(texts) is not list or not all(type(one) is str for one in texts):
         raise InvalidRequest("'inputs' must be a string or a list of strings")
     special = field(document, "add_special_tokens", bool, True)
-    read = partial(_tokens_of, scheduler, texts, special)
-    return await gateway.in_background(read)
+    response, _ = await in_turns(_tokens_of(scheduler, texts, special))
+    return response
 
 
 async def _decode(gateway: GatewayOf, request: Request, name: ModelName) -> Response:
@@ -157,8 +158,8 @@ async def _decode(gateway: GatewayOf, request: Request, name: ModelName) -> Resp
     if type(rows) is not list or not all(map(_are_ids, rows)):
         raise InvalidRequest("'ids' must be a list of token ids, or of such lists")
     skip = field(document, "skip_special_tokens", bool, True)
-    read = partial(_texts_of, scheduler, rows, skip)
-    return await gateway.in_background(read)
+    response, _ = await in_turns(_texts_of(scheduler, rows, skip))
+    return response
 
 
 def _are_ids(value: object) -> bool:
@@ -172,23 +173,29 @@ def _check_count(scheduler: TextScheduler, count: int) -> None:
         raise InvalidRequest(f"{msg} (max_texts in the section [text])")
 
 
-def _texts_of(scheduler: TextScheduler, rows: list[list[int]], skip: bool) -> Response:
-    """Return the texts of token ids. For threads."""
+def _texts_of(
+    scheduler: TextScheduler, rows: list[list[int]], skip: bool
+) -> Generator[None, None, Response]:
+    """Return the texts of token ids, in steps."""
     decode = scheduler.tokenizer.decode
     return _joined(orjson.dumps(decode(row, skip_special=skip)) for row in rows)
 
 
-def _tokens_of(scheduler: TextScheduler, texts: list[str], special: bool) -> Response:
-    """Return the tokens of texts. For threads."""
+def _tokens_of(
+    scheduler: TextScheduler, texts: list[str], special: bool
+) -> Generator[None, None, Response]:
+    """Return the tokens of texts, in steps."""
     tokens = scheduler.tokenizer.tokens
     return _joined(orjson.dumps(tokens(text, special=special)) for text in texts)
 
 
-def _joined(rows: Iterable[bytes]) -> Response:
-    """Return a JSON list. Each row is written separately, so that other threads can run
-    in between.
-    """
-    body = b"[" + b",".join(rows) + b"]"
+def _joined(rows: Iterable[bytes]) -> Generator[None, None, Response]:
+    """Return a JSON list, in steps of one row."""
+    found = []
+    for row in rows:
+        found.append(row)
+        yield
+    body = b"[" + b",".join(found) + b"]"
     return Response(body, media_type="application/json")
 
 

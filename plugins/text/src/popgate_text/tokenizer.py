@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -114,15 +114,14 @@ class TextTokenizer:
         *,
         truncate: bool = True,
         side: str = "right",
-    ) -> list[Encoded]:
-        """Return the tokens of each text.
+    ) -> Iterator[list[Encoded]]:
+        """Yield the tokens of each text, those of a few texts at a time.
 
         Raises `InvalidTensor` for an empty text, and for one that is too long if
         truncation is off.
         """
         most = self.model.max_length
         tokenizer = self._cut[side] if truncate else self._whole
-        found: list[Encoded] = []
         given: list[Any] = []
         size = 0
         # A reranker has one query beside many documents.
@@ -140,21 +139,23 @@ class TextTokenizer:
                 given.append(pair)
             if size < _CHARACTERS_A_CALL and n + 1 < len(texts):
                 continue
-            for encoding in _encoded(tokenizer, given, len(found)):
+            found: list[Encoded] = []
+            first = n + 1 - len(given)
+            for number, encoding in enumerate(_encoded(tokenizer, given, first), first):
                 ids = encoding.ids
                 if len(ids) > most:
                     msg = (
-                        f"text {len(found)} has {len(ids)} tokens, but the model takes "
+                        f"text {number} has {len(ids)} tokens, but the model takes "
                         f"at most {most}; shorten it, or allow the server to cut it "
                         "(truncate)"
                     )
                     raise InvalidTensor(msg)
                 if not ids:
-                    raise InvalidTensor(f"text {len(found)} is empty")
+                    raise InvalidTensor(f"text {number} is empty")
                 types = encoding.type_ids if self.model.types else [0] * len(ids)
                 found.append(Encoded(ids, types))
+            yield found
             given, size = [], 0
-        return found
 
     def _cleaned(self, text: str, truncate: bool, side: str) -> str:
         most = self.model.max_length * CHARACTERS_A_TOKEN
