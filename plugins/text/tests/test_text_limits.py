@@ -34,6 +34,7 @@ max_texts = 4
 max_concurrent_texts = 6
 max_request_tokens = 40
 truncate = false
+token_input = true
 """
 
 
@@ -49,7 +50,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
         yield gateway.wait_ready()
 
 
-def embed(gateway: ServedGateway, texts: list[str]) -> httpx.Response:
+def embed(gateway: ServedGateway, texts: list[Any]) -> httpx.Response:
     body = {"model": "limited", "input": texts}
     return gateway.client.post(EMBEDDINGS, json=body)
 
@@ -76,6 +77,17 @@ def test_what_is_too_much_is_refused_in_each_form(
     assert answer.status_code == {400: 422}.get(status, status), answer.text
     assert why in answer.json()["error"]
     assert answer.json()["error_type"] == "Validation"
+
+
+def test_token_ids_have_the_same_limits(served: ServedGateway) -> None:
+    for ids, why in (
+        ([[5] * 20] * 3, "the request has more than 40 tokens"),
+        ([[1 << 20] * 65], "expected 1 to 64 token ids, got 65"),
+        ([[1 << 20]], "token id 1048576 is outside the vocabulary"),
+    ):
+        answer = embed(served, ids)
+        assert answer.status_code == 400, answer.text
+        assert why in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
