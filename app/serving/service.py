@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from app.background import DaemonPool
-from app.codec.compression import inflate
+from app.codec.compression import inflate, inflate_small
 from app.codec.memory_check import reserving
 from app.codec.messages import Body, InferRequest, Response
 from app.codec.model import DECODED_AT_ONCE, ModelCodec
@@ -69,6 +69,9 @@ class Service:
         `deadline`, a `time.monotonic()` time.
         """
         limit = self.limits.max_body_bytes
+        small = inflate_small(encoding, body)
+        if small is not None and sum(map(len, small)) <= limit:
+            return small
         call = partial(inflate, encoding, body, limit)
         return await self._run(self._inflating, call, deadline)
 

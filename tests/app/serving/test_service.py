@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gzip
+import threading
 import time
 import weakref
 import zlib
@@ -50,6 +52,24 @@ def test_what_a_body_inflates_to_is_counted_while_it_does(service: Service) -> N
     with pytest.raises(TransferMemoryFull, match="--transfer-memory"):
         asyncio.run(inflated(64 * MIB))
     assert service.transfers.used == 0
+
+
+def test_a_small_body_does_not_wait_for_large_ones(service: Service) -> None:
+    async def inflated() -> bytes:
+        over = threading.Event()
+        held = [
+            asyncio.ensure_future(service._run(service._inflating, over.wait, latest()))
+            for _ in range(2)
+        ]
+        await asyncio.sleep(0)
+        try:
+            body = await service.inflate(b"gzip", [gzip.compress(b"small")], latest())
+        finally:
+            over.set()
+            await asyncio.gather(*held)
+        return b"".join(body)
+
+    assert asyncio.run(inflated()) == b"small"
 
 
 def test_what_is_about_to_be_taken_is_refused_before(service: Service) -> None:
