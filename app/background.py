@@ -7,11 +7,13 @@ device or a long compilation would delay the shutdown.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from engine import lower_priority
 
@@ -21,19 +23,21 @@ T = TypeVar("T")
 class DaemonPool:
     """Pool of at most `size` daemon threads, each started when there is work.
 
-    With `gives_way`, other threads have the processor before these.
+    Calls run in their order, a number; equal ones as they came. With `gives_way`,
+    other threads have the processor before these.
     """
 
     def __init__(self, size: int, name: str, *, gives_way: bool = False) -> None:
         self._size = size
         self._name = name
         self._gives_way = gives_way
-        self._work: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._work: queue.PriorityQueue[_Work] = queue.PriorityQueue()
+        self._numbers = itertools.count()
         self._threads: list[threading.Thread] = []
         self._idle = threading.Semaphore(0)
         self._lock = threading.Lock()
 
-    def submit(self, call: Callable[[], T]) -> Future[T]:
+    def submit(self, call: Callable[[], T], order: float = 0.0) -> Future[T]:
         """Run `call` in a thread of the pool. From any thread; never blocks.
 
         Raises RuntimeError if no thread exists and none can be started.
@@ -54,7 +58,7 @@ class DaemonPool:
                 except RuntimeError:  # other threads of the pool, if any, run the job
                     if not self._threads:
                         raise
-        self._work.put(_Job(job, call))
+        self._work.put((order, next(self._numbers), _Job(job, call)))
         return job
 
     async def run(self, call: Callable[[], T]) -> T:
@@ -64,7 +68,7 @@ class DaemonPool:
     def close(self) -> None:
         """End the threads after their present work, without waiting for them."""
         for _ in self._threads:
-            self._work.put(None)
+            self._work.put((math.inf, next(self._numbers), None))
 
     @property
     def is_busy(self) -> bool:
@@ -77,7 +81,7 @@ class DaemonPool:
     def _run(self) -> None:
         if self._gives_way:
             lower_priority()
-        while (job := self._work.get()) is not None:
+        while (job := self._work.get()[-1]) is not None:
             job.run()
             self._idle.release()
 
@@ -106,3 +110,7 @@ class _Job:
             future.set_result(result)
         finally:
             del future, call
+
+
+#: The order of a call, its number, and the call; None ends a thread.
+_Work: TypeAlias = tuple[float, int, _Job | None]

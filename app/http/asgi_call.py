@@ -168,7 +168,7 @@ class NamingCall(AsgiCall):
                     if name != b"content-encoding"
                 }
             find = partial(self._naming.target, self.body, service.models)
-            path = await service.read(find, latest)
+            path = await service.read(find, latest, sum(map(len, self.body)))
             if self.response_complete:
                 return
             self._find(path)

@@ -30,6 +30,9 @@ T = TypeVar("T")
 DEFAULT_TIMEOUT = 60.0
 #: The longest time in seconds that a request waits for a model of a starting server.
 PATIENCE = 30.0
+# Smaller calls of a thread go before one that has waited less than a second for so many
+# bytes. A thread handles 20 to 200 MB in a second.
+_BYTES_A_SECOND = 4 << 20
 
 
 class Service:
@@ -73,24 +76,28 @@ class Service:
         if small is not None and sum(map(len, small)) <= limit:
             return small
         call = partial(inflate, encoding, body, limit)
-        return await self._run(self._inflating, call, deadline)
+        return await self._run(self._inflating, call, deadline, sum(map(len, body)))
 
     async def decode(
-        self, decode: Callable[[ModelCodec], T], codec: ModelCodec, deadline: float
+        self,
+        decode: Callable[[ModelCodec], T],
+        codec: ModelCodec,
+        deadline: float,
+        nbytes: int,
     ) -> T:
-        """Decode a body with `decode`, in the thread for large bodies.
+        """Decode a body of `nbytes` with `decode`, in the thread for large bodies.
 
         Raises DeadlineExceeded at `deadline`, a `time.monotonic()` time, and
         TransferMemoryFull if memory is short.
         """
-        return await self.read(partial(decode, codec), deadline)
+        return await self.read(partial(decode, codec), deadline, nbytes)
 
-    async def read(self, call: Callable[[], T], deadline: float) -> T:
-        """Return the result of `call`, which reads a body.
+    async def read(self, call: Callable[[], T], deadline: float, nbytes: int) -> T:
+        """Return the result of `call`, which reads a body of `nbytes`.
 
         It runs in the thread of `decode`, and raises the same errors.
         """
-        return await self._run(self._codec, call, deadline)
+        return await self._run(self._codec, call, deadline, nbytes)
 
     async def encode(
         self, encode: Callable[[], Response], size: int, deadline: float
@@ -99,25 +106,31 @@ class Service:
 
         It runs in the thread of `decode`, and raises the same errors.
         """
-        return await self._run(self._codec, encode, deadline, size)
+        return await self._run(self._codec, encode, deadline, size, size)
 
     async def _run(
-        self, pool: DaemonPool, call: Callable[[], T], deadline: float, size: int = 0
+        self,
+        pool: DaemonPool,
+        call: Callable[[], T],
+        deadline: float,
+        nbytes: int,
+        size: int = 0,
     ) -> T:
         """Return the result of `call`, which runs in a thread of the pool.
 
-        Its memory is counted until it has ended, even if no request waits for it any
-        more.
+        Smaller calls that come later go before it, as `nbytes` says. Its memory is
+        counted until it has ended, even if no request waits for it any more.
         """
-        return await _until(deadline, self._begun(pool, call, size))
+        order = time.monotonic() + nbytes / _BYTES_A_SECOND
+        return await _until(deadline, self._begun(pool, call, size, order))
 
     def _begun(
-        self, pool: DaemonPool, call: Callable[[], T], size: int
+        self, pool: DaemonPool, call: Callable[[], T], size: int, order: float
     ) -> asyncio.Future[T]:
         """Begin `call` in a thread of the pool. Raises `TransferMemoryFull`."""
         transfers = self.transfers
         room = transfers.reserve(size)
-        job = pool.submit(partial(_within, room, call))
+        job = pool.submit(partial(_within, room, call), order)
         job.add_done_callback(lambda _: transfers.release(room))
         return asyncio.wrap_future(job)
 
@@ -209,7 +222,8 @@ class Decoding:
                 takes_long = sum(map(len, body)) > DECODED_AT_ONCE
             if not takes_long:
                 return decode(entry.codec)
-            request = await self._service.decode(decode, entry.codec, latest)
+            nbytes = sum(map(len, body))
+            request = await self._service.decode(decode, entry.codec, latest, nbytes)
             now = self._service.models.paths.get(self._path)
             if now is None or now.runner is entry.runner:
                 return request

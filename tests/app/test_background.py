@@ -34,6 +34,19 @@ def test_results_and_errors_come_back() -> None:
     pool.close()
 
 
+def test_calls_run_in_their_order() -> None:
+    pool = DaemonPool(1, "test")
+    gate, ended = threading.Event(), list[str]()
+    jobs = [pool.submit(partial(gate.wait, WAIT))]
+    for name, order in (("b", 1.0), ("c", 1.0), ("d", 2.0), ("a", 0.0)):
+        jobs.append(pool.submit(partial(ended.append, name), order))  # type: ignore[arg-type]
+    pool.close()  # runs them first
+    gate.set()
+    for job in jobs:
+        job.result(WAIT)
+    assert ended == ["a", "b", "c", "d"]
+
+
 def test_threads_that_give_way() -> None:
     def niceness() -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())

@@ -10,6 +10,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -58,7 +59,9 @@ def test_a_small_body_does_not_wait_for_large_ones(service: Service) -> None:
     async def inflated() -> bytes:
         over = threading.Event()
         held = [
-            asyncio.ensure_future(service._run(service._inflating, over.wait, latest()))
+            asyncio.ensure_future(
+                service._run(service._inflating, over.wait, latest(), 0)
+            )
             for _ in range(2)
         ]
         await asyncio.sleep(0)
@@ -70,6 +73,28 @@ def test_a_small_body_does_not_wait_for_large_ones(service: Service) -> None:
         return b"".join(body)
 
     assert asyncio.run(inflated()) == b"small"
+
+
+def test_a_body_waits_for_no_larger_ones(service: Service) -> None:
+    ended: list[str] = []
+
+    async def ask() -> None:
+        over = threading.Event()
+        first = asyncio.ensure_future(service.read(over.wait, latest(), 1))
+        await asyncio.sleep(0)
+        calls = [("20 MB", 20 * MIB), ("40 MB", 40 * MIB), ("1 MB", MIB), ("0", 0)]
+        later = [
+            asyncio.ensure_future(
+                service.read(partial(ended.append, name), latest(), size)
+            )
+            for name, size in calls
+        ]
+        await asyncio.sleep(0)
+        over.set()
+        await asyncio.gather(first, *later)
+
+    asyncio.run(ask())
+    assert ended == ["0", "1 MB", "20 MB", "40 MB"]
 
 
 def test_what_is_about_to_be_taken_is_refused_before(service: Service) -> None:
