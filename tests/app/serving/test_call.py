@@ -84,7 +84,8 @@ def test_who_waits_for_a_thread_waits_until_the_deadline(
         body = b'{"inputs":{"x":[1,2]}}'
         if kind != "large":
             headers[b"content-encoding"] = b"gzip"
-            body = gzip.compress(body)
+            # The event loop inflates less than this.
+            body = gzip.compress(body + b" " * 5000, compresslevel=0)
         service = front.service
         call = AsgiCall(service, path, headers, _nothing)
         call.is_large = True
