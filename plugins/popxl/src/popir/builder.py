@@ -362,6 +362,11 @@ class Builder:
         """Return `value` with `updates` at `indices`: set, added, or as minimum or
         maximum.
         """
+        if reduction == "add" and value.dtype == np.float16:
+            # ONNX Runtime adds no float16 here.
+            wide = self.cast(value, np.float32), self.cast(updates, np.float32)
+            summed = self.scatter_elements(wide[0], indices, wide[1], axis, reduction)
+            return self.cast(summed, value.dtype)
         given = [value, self.indices(indices), updates]
         result = [(value.dtype, value.shape)]
         return self.node(
