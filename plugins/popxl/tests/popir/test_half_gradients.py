@@ -1,4 +1,6 @@
-"""Gradients of float16 beside those of float32."""
+"""Gradients of float16 beside those of float32, and of more elements than float16 can
+count.
+"""
 
 from __future__ import annotations
 
@@ -57,3 +59,17 @@ def test_gradients_of_float16_agree_with_those_of_float32(name: str) -> None:
         assert half.dtype == np.float16
         limit = 3e-3 * max(1.0, float(np.abs(exact).max()))
         np.testing.assert_allclose(half, exact, rtol=3e-3, atol=limit)
+
+
+def test_means_of_more_elements_than_float16_counts() -> None:
+    x = np.zeros(100_000, np.float16)
+    _, dx = differentiate(ops.mean, [x], 1000.0)
+    np.testing.assert_array_equal(dx, np.full_like(x, 0.01))
+
+
+def test_average_pools_of_many_elements() -> None:
+    x = np.zeros((1, 1, 300, 310), np.float16)
+    _, dx = differentiate(
+        lambda t: ops.average_pool(t, (300, 310)), [x], np.full((1, 1, 1, 1), 930.0)
+    )
+    np.testing.assert_array_equal(dx, np.full_like(x, 0.01))

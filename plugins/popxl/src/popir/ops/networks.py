@@ -10,7 +10,7 @@ import numpy as np
 
 from popir.builder import Builder, Value
 from popir.errors import IrError
-from popir.ops.common import rule, rules
+from popir.ops.common import rule, rules, widened
 from popir.records import Grad, GradRule, OpCall, Record, Spec, register
 
 
@@ -431,7 +431,7 @@ def _positions(call: OpCall) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]
 
 
 def _pool_grad(g: Grad, largest: bool) -> Value:
-    b, call, dy = g.b, g.call, g["g0"]
+    b, call, dy = g.b, g.call, widened(g.b, g["g0"])
     at, inside = _positions(call)
     outer = g.shape(0)[:2]
     lead = (math.prod(outer), 1)
@@ -458,7 +458,7 @@ def _pool_grad(g: Grad, largest: bool) -> Value:
     zero = b.full((lead[0], math.prod(g.shape(0)[2:])), dy.dtype)
     flat = np.broadcast_to(at.reshape(1, -1), spread.shape)
     summed = b.scatter_elements(zero, b.constant(flat), spread, 1, "add")
-    return b.reshape(summed, g.shape(0))
+    return b.cast(b.reshape(summed, g.shape(0)), g["g0"].dtype)
 
 
 register(

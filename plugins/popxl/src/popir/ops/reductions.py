@@ -10,7 +10,7 @@ import numpy as np
 from popir.builder import Builder, Value
 from popir.dtypes import FLOAT32, INT32, UINT32, Shape
 from popir.errors import IrError
-from popir.ops.common import axis_of, rule, rules
+from popir.ops.common import axis_of, rule, rules, widened
 from popir.records import Grad, OpCall, Record, Spec, register
 
 
@@ -73,7 +73,9 @@ def _l2_grad(g: Grad) -> Value:
 
 def _mean_grad(g: Grad) -> Value:
     count = math.prod(g.shape(0)[axis] for axis in axes_of(g.call))
-    return g.b.expand(_kept(g, g["g0"]) / max(count, 1), g.shape(0))
+    # Divide in float32: float16 has no number above 65504.
+    share = widened(g.b, _kept(g, g["g0"])) / max(count, 1)
+    return g.b.expand(g.b.cast(share, g["g0"].dtype), g.shape(0))
 
 
 def _spread(g: Grad) -> Value:
