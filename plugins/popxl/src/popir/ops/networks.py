@@ -40,7 +40,9 @@ def _channels(b: Builder, value: Value, rank: int) -> Value:
 
 
 def _group_norm(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
-    x, weight, bias = values
+    # In float16 an eps below 3e-8 is 0, and constant rows give NaN.
+    dtype = values[0].dtype
+    x, weight, bias = (widened(b, value) for value in values)
     flat = b.reshape(x, _grouped(call))
     mean = b.reduce("ReduceMean", flat, [1], keep=True)
     centred = flat - mean
@@ -49,7 +51,10 @@ def _group_norm(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     normal = b.reshape(centred * inverse, x.shape)
     rank = len(x.shape)
     result = normal * _channels(b, weight, rank) + _channels(b, bias, rank)
-    return [result, b.reshape(mean, (mean.size,)), b.reshape(inverse, (mean.size,))]
+    if dtype == np.float16:  # infinity times 0 would be NaN in the gradient
+        inverse = b.zip("Min", inverse, float(np.finfo(np.float16).max))
+    flats = (b.reshape(value, (mean.size,)) for value in (mean, inverse))
+    return [b.cast(value, dtype) for value in (result, *flats)]
 
 
 def _group_norm_grad(g: Grad) -> list[Value]:
@@ -93,28 +98,31 @@ def _infer_batch_norm(call: OpCall) -> list[Spec]:
 
 def _standard(b: Builder, call: OpCall, values: Sequence[Value]) -> tuple[Value, Value]:
     """Return the input less its mean over its deviation, and one over the deviation."""
-    x, mean, variance = values
+    x, mean, variance = (widened(b, value) for value in values)
     rank = len(x.shape)
     inverse = 1.0 / b.map("Sqrt", _channels(b, variance, rank) + call["eps"])
     return (x - _channels(b, mean, rank)) * inverse, inverse
 
 
 def _batch_norm(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
-    x, scale, bias, mean, variance = values
+    x, scale, bias, mean, variance = (widened(b, value) for value in values)
     normal, _ = _standard(b, call, (x, mean, variance))
     rank = len(x.shape)
-    return [normal * _channels(b, scale, rank) + _channels(b, bias, rank)]
+    result = normal * _channels(b, scale, rank) + _channels(b, bias, rank)
+    return [b.cast(result, values[0].dtype)]
 
 
 def _batch_norm_grad(g: Grad) -> list[Value]:
-    b, dy, scale = g.b, g["g0"], g["i1"]
+    b, dtype = g.b, g["g0"].dtype
+    dy, scale = widened(b, g["g0"]), widened(b, g["i1"])
     normal, inverse = _standard(b, g.call, (g["i0"], g["i3"], g["i4"]))
     rank = len(dy.shape)
     others = [axis for axis in range(rank) if axis != 1]
     d_x = dy * _channels(b, scale, rank) * inverse
     d_mean = -b.sum(d_x, others)
     d_variance = b.sum(d_x * normal * inverse * -0.5, others)
-    return [d_x, b.sum(dy * normal, others), b.sum(dy, others), d_mean, d_variance]
+    made = [d_x, b.sum(dy * normal, others), b.sum(dy, others), d_mean, d_variance]
+    return [b.cast(value, dtype) for value in made]
 
 
 register(

@@ -12,6 +12,7 @@ import popxl
 from plugins.popxl.tests.popir.runs import run
 from popxl import ops
 from popxl.ops.scatter_reduce import grouped_scatter_reduce
+from popxl.transforms import autodiff
 
 RNG = np.random.default_rng(2)
 X = RNG.normal(size=(2, 4, 3, 4)).astype(np.float32)
@@ -122,3 +123,41 @@ def test_groups_gather_and_scatter_among_their_own() -> None:
     expected[0, [0, 2]] = rows[0]
     expected[1, 1] = rows[1].max(0)
     np.testing.assert_array_equal(summed, expected)
+
+
+def test_norms_of_float16_with_a_small_eps() -> None:
+    rows = np.array([[5, 5, 5, 5], [1, 2, 3, 4]], np.float16)
+    ones = np.ones(4, np.float16)
+
+    def built(x: Any, w: Any) -> Any:
+        made = ops.layer_norm(x, w, w, 1e-12)
+        images = ops.reshape(x, (2, 4, 1))
+        return made, ops.batch_norm_inference(images, w, w, x[0], x[1] - x[1], 1e-12)
+
+    found, images = run(built, rows, ones)
+    np.testing.assert_array_equal(found[0], ones)
+    expected = (rows[1] - 2.5) / np.sqrt(1.25) + 1
+    np.testing.assert_allclose(found[1], expected, rtol=2e-3)
+    np.testing.assert_array_equal(images[0, :, 0], ones)
+
+
+def test_gradients_of_norms_of_constant_rows_of_float16() -> None:
+    rows = np.array([[5, 5, 5, 5], [1, 2, 3, 4]], np.float16)
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x, w = popxl.variable(rows), popxl.variable(np.ones(4, np.float16))
+        graph = ir.create_graph(lambda x, w: ops.layer_norm(x, w, w, 1e-12), x, w)
+        call = ops.call_with_info(graph, x, w)
+        info = autodiff(graph)
+        assert not isinstance(info, dict)
+        seed = popxl.constant(np.array([[0] * 4, [1, 2, 3, 5]]), popxl.float16)
+        made = ops.call(info.graph, seed, inputs_dict=info.inputs_dict(call))
+        streams = [popxl.d2h_stream(t.shape, t.dtype) for t in made]
+        for stream, tensor in zip(streams, made, strict=True):
+            ops.host_store(stream, tensor)
+    with popxl.Session(ir) as session:
+        dx, dw = (session.run()[stream] for stream in streams)
+    np.testing.assert_array_equal(dx[0], np.zeros(4))
+    np.testing.assert_allclose(dx[1], [0.179, -0.089, -0.358, 0.268], atol=1e-3)
+    normal = (rows[1] - 2.5) / np.sqrt(1.25)
+    np.testing.assert_allclose(dw, (normal + 1) * [1, 2, 3, 5], atol=1e-2)
