@@ -136,10 +136,10 @@ class Value:
         return self.b.zip("Mul", other, self)
 
     def __truediv__(self, other: Value | float) -> Value:
-        return self.b.zip("Div", self, other)
+        return self.b.divide(self, other)
 
     def __rtruediv__(self, other: float) -> Value:
-        return self.b.zip("Div", other, self)
+        return self.b.divide(other, self)
 
     def __neg__(self) -> Value:
         return self.b.map("Neg", self)
@@ -238,6 +238,18 @@ class Builder:
         attributes = {"fmod": 1} if operator == "Mod" else {}
         result = [(a.dtype, shape)]
         return self.node(operator, [a, b], result, typed=(0, 1), **attributes)[0]
+
+    def divide(self, left: Value | float, right: Value | float) -> Value:
+        """Return a quotient, broadcast; those of integers are truncated."""
+        a, b = self._pair(left, right)
+        if a.dtype.name not in ("int32", "int64") or (
+            b.array is not None and np.all(b.array != -1)
+        ):
+            return self.zip("Div", a, b)
+        # The least integer divided by -1 would end the process with SIGFPE.
+        is_minus = self.compare("Equal", b, -1)
+        quotient = self.zip("Div", a, self.where(is_minus, 1, b))
+        return self.where(is_minus, -a, quotient)
 
     def compare(
         self, operator: str, left: Value | float, right: Value | float

@@ -172,3 +172,23 @@ def test_random_programs_on_a_device_of_the_pool() -> None:
     with popart.DeviceManager().acquireAvailableDevice(1) as device:
         for seed in range(1000, 1000 + COUNT // 8):
             check(seed, device)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_the_least_integer_divided_by_minus_one(dtype: Any) -> None:
+    """On the processor this is a signal that ends the process."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        kind = popxl.dtype.as_dtype(dtype)
+        x, y = (popxl.h2d_stream((5,), kind) for _ in range(2))
+        out, fixed = (popxl.d2h_stream((5,), kind) for _ in range(2))
+        dividend = ops.host_load(x)
+        ops.host_store(out, dividend / ops.host_load(y))
+        ops.host_store(fixed, dividend / popxl.constant(-1, kind, downcast=False))
+    low = np.iinfo(dtype).min
+    dividends = np.array([low, 7, -7, 8, low], dtype)
+    fed = {x: dividends, y: np.array([-1, -2, -1, 3, -1], dtype)}
+    with popxl.Session(ir, "ipu_hw") as session:
+        found = session.run(fed, downcast_inputs=False)
+    assert found[out].tolist() == [low, -3, 7, 2, low]
+    assert found[fixed].tolist() == [low, -7, 7, -8, low]

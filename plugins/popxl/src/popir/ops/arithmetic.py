@@ -59,7 +59,9 @@ def _binary(type_: str, operator: str, left: _Partial, right: _Partial | None) -
         Record(
             type_,
             _infer,
-            lambda b, _, values: [b.zip(operator, values[0], values[1])],
+            lambda b, _, values: [
+                b.divide(*values) if operator == "Div" else b.zip(operator, *values)
+            ],
             rules(*made),
         )
     )
