@@ -82,7 +82,12 @@ def _infer_drawn(call: OpCall) -> list[Spec]:
 def _drawn_uniform(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     low, high = call["low"], call["high"]
     drawn = _uniform(b, values[0], call.outputs[0].shape) * (high - low) + low
-    return [b.cast(drawn, call.outputs[0].dtype.carrier)]
+    result = b.cast(drawn, call.outputs[0].dtype.carrier)
+    if low < high and result.dtype.kind == "f":
+        # Rounding must not reach the end, which the interval does not include.
+        ends = np.array([high, low]).astype(result.dtype)
+        result = b.zip("Min", result, float(np.nextafter(*ends)))
+    return [result]
 
 
 def _drawn_normal(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:

@@ -121,3 +121,18 @@ def test_random_numbers_follow_from_the_seed() -> None:
     assert abs(normal.std() - 2) < 0.2
     assert abs(np.corrcoef(uniform, other)[0, 1]) < 0.1
     assert half.dtype == np.float16
+
+
+def test_uniform_numbers_are_below_the_end() -> None:
+    seed = np.array([3, 4], np.uint32)
+
+    def build(s: Any) -> list[Any]:
+        size = (200_000,)
+        return [
+            ops.random_uniform(s, size, dtype=popxl.float16),
+            ops.random_uniform(s, size, 1000, 1001),
+        ]
+
+    half, far = run(build, seed)
+    assert half.max() == np.nextafter(np.float16(1), np.float16(0))
+    assert far.max() == np.nextafter(np.float32(1001), np.float32(0))
