@@ -213,10 +213,14 @@ class Builder:
         return found
 
     def like(self, number: Value | float, value: Value) -> Value:
-        """Return `number` as a constant of the type of `value`."""
-        return number if isinstance(number, Value) else self.constant(
-            number, value.dtype
-        )  # fmt: skip
+        """Return `number` as a constant of the type of `value`; -1 is the largest
+        unsigned number.
+        """
+        if isinstance(number, Value):
+            return number
+        if value.dtype.kind in "iu":
+            return self.constant(np.array(int(number)).astype(value.dtype))
+        return self.constant(number, value.dtype)
 
     def ints(self, numbers: Sequence[int]) -> Value:
         """Return a constant of 64-bit integers: shapes, axes."""

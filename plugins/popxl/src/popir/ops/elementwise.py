@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from popir.builder import Builder, Value
 from popir.dtypes import BOOL, FLOAT16, FLOAT32, DType
 from popir.errors import IrError
@@ -118,8 +120,18 @@ _unary("IsNaN", _test("IsNaN"), dtype=BOOL)
 _unary("IsInf", _test("IsInf"), dtype=BOOL)
 
 
-def _limits(b: Builder, call: OpCall, x: Value) -> Value:
+def _range(call: OpCall, x: Value) -> tuple[float, float]:
+    """Return the limits of a clip, which integers round to numbers that they hold."""
     low, high = call["min"], call["max"]
+    if x.dtype.kind not in "iu":
+        return low, high
+    held = np.iinfo(x.dtype)
+    low, high = (min(max(limit, held.min), held.max) for limit in (low, high))
+    return low, high
+
+
+def _limits(b: Builder, call: OpCall, x: Value) -> Value:
+    low, high = _range(call, x)
     if low > -math.inf:
         x = b.zip("Max", x, low)
     return b.zip("Min", x, high) if high < math.inf else x
@@ -127,8 +139,9 @@ def _limits(b: Builder, call: OpCall, x: Value) -> Value:
 
 def _clip_grad(g: Grad) -> Value:
     b, y = g.b, g["o0"]
-    above = b.compare("Greater", y, g.call["min"])
-    below = b.compare("Less", y, g.call["max"])
+    low, high = _range(g.call, y)
+    above = b.compare("Greater", y, low)
+    below = b.compare("Less", y, high)
     inside = b.node("And", [above, below], [(BOOL.numpy, y.shape)])[0]
     return b.where(inside, g["g0"], 0)
 

@@ -204,3 +204,30 @@ def test_matmul():
         o.partialsTypeMatMuls = "zz"
         with pytest.raises(ValueError):
             x @ x
+
+
+def test_numbers_that_an_integer_type_does_not_hold():
+    x, y = np.array([1, 5, 9], np.uint32), np.array([2, 3, 1], np.uint32)
+    less, low, high = run(
+        lambda x, y: (
+            ops.scaled_add(x, y, 1, -1),
+            ops.clip(x, -1, 5),
+            ops.clip(ops.cast(x, popxl.int32), -1e10, 1e10),
+        ),
+        x,
+        y,
+    )
+    np.testing.assert_array_equal(less, x - y)
+    assert low.tolist() == [1, 5, 5]
+    assert high.tolist() == [1, 5, 9]
+    ir = popxl.Ir()
+    with ir.main_graph:
+        graph = ir.create_graph(lambda t: ops.clip(t, max=5), popxl.variable([1, 9]))
+        info = popxl.transforms.autodiff(graph)
+        call = ops.call_with_info(graph, popxl.variable([1, 9]))
+        seed = popxl.constant([1, 1])
+        (dx,) = ops.call(info.graph, seed, inputs_dict=info.inputs_dict(call))
+        out = popxl.d2h_stream(dx.shape, dx.dtype)
+        ops.host_store(out, dx)
+    with popxl.Session(ir) as session:
+        assert session.run()[out].tolist() == [1, 0]
