@@ -415,26 +415,40 @@ class _Differentiation:
                     f"graph {called.id!r}, called by {self._graph.id!r}, has been "
                     "marked as unsafe to autodiff; give its gradient graph"
                 )
-            provided = [
-                called.outputs[n]
-                for n, outer in enumerate(operator.outputs)
-                if outer in arriving
-            ]
+            pairs = zip(called.outputs, operator.outputs, strict=False)
+            # A graph may give a tensor as several outputs.
+            provided = [*dict.fromkeys(i for i, outer in pairs if outer in arriving)]
             required = [called.inputs[n - skipped] for n in dict.fromkeys(indices)]
             inner = self._inner(called, provided, required)
         inputs = []
+        given: set[IrTensor] = set()
         for connection in inner.inputs:
             tensor = connection.tensor
-            outer = (
-                operator.inputs[called.inputs.index(tensor) + skipped]
-                if tensor in called.inputs and not connection.is_gradient
-                else operator.outputs[called.outputs.index(tensor)]
-            )
             if connection.is_gradient:
-                inputs.append(self._total(outer) or self._zero(outer))
+                total = None
+                if tensor not in given:
+                    total = self._total_of_outputs(operator, called, tensor)
+                    given.add(tensor)
+                outer = operator.outputs[called.outputs.index(tensor)]
+                inputs.append(total or self._zero(outer))
+            elif tensor in called.inputs:
+                at = called.inputs.index(tensor) + skipped
+                inputs.append(self._here(operator.inputs[at]))
             else:
-                inputs.append(self._here(outer))
+                at = called.outputs.index(tensor)
+                inputs.append(self._here(operator.outputs[at]))
         return inner, inputs
+
+    def _total_of_outputs(
+        self, operator: Operator, called: IrGraph, tensor: IrTensor
+    ) -> IrTensor | None:
+        """Return the whole gradient of all outputs of a call that are `tensor`."""
+        outer = zip(called.outputs, operator.outputs, strict=False)
+        parts = [self._total(result) for inner, result in outer if inner is tensor]
+        found = [part for part in parts if part is not None]
+        if len(found) < 2:
+            return found[0] if found else None
+        return self._backward.add("Sum", found, [gradient_name(tensor)]).outputs[0]
 
     def _inner(
         self, called: IrGraph, provided: list[IrTensor], required: list[IrTensor]

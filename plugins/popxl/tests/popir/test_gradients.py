@@ -388,3 +388,33 @@ def test_gradients_of_conditionals(condition: bool, one_graph: bool) -> None:
         expected = [4 * t**3, 0 * t]
     for stream, known in zip(streams, expected, strict=True):
         np.testing.assert_allclose(found[stream], known, rtol=1e-5)
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("branch", [False, True])
+def test_graphs_whose_outputs_are_one_tensor(known: bool, branch: bool) -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = popxl.variable(np.array([1.0, 2.0], np.float32))
+        inner = ir.create_graph(lambda t: [ops.exp(t)] * 3, x)
+
+        def both(t: Any) -> Any:
+            if branch:
+                yes = popxl.constant(True)
+                _, a, b = ops.conditional(yes, inner, inner, [t], [t])
+            else:
+                _, a, b = ops.call(inner, t)
+            return a * 3.0 + b * b
+
+        outer = ir.create_graph(both, x)
+        ready: Any = {inner: autodiff(inner)} if known else None
+        info: Any = autodiff(outer, called_graphs_grad_info=ready)
+        call = ops.call_with_info(outer, x)
+        one = popxl.constant(np.ones(2, np.float32))
+        (dx,) = ops.call(info.graph, one, inputs_dict=info.inputs_dict(call))
+        out = popxl.d2h_stream((2,), popxl.float32)
+        ops.host_store(out, dx)
+    with popxl.Session(ir) as session:
+        found = session.run()[out]
+    y = np.exp([1.0, 2.0])
+    np.testing.assert_allclose(found, 3 * y + 2 * y * y, rtol=1e-5)
