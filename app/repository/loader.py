@@ -334,8 +334,8 @@ def _tried(
     """Return whether the model answers its example; None if it was not run."""
     if not example or (config.warmup is not None and not config.warmup.enabled):
         return None
-    if runner.model.metadata.program_flow.save:
-        return None  # runs would change its saved state
+    if runner.interface.keeps_state:
+        return None  # a run would change its state
     try:
         run_example(made.spec, made.visible, runner, example, 1, until)
     except WarmupFailed as e:
@@ -364,8 +364,8 @@ def _warm_up(
     `quiet` is true if other values have shown that the model runs. Raises
     `WarmupFailed` if a run fails that should succeed.
     """
-    if config.warmup is None and runner.model.metadata.program_flow.save:
-        return 0  # runs would change its saved state
+    if config.warmup is None and runner.interface.keeps_state:
+        return 0  # runs would change its state
     try:
         sizes = config.preferred_batch_sizes
         return warm_up(spec, runner, config.warmup, source.folder, sizes, until)

@@ -22,6 +22,8 @@ OPTION_MAX_BATCH = "popgate.max_batch_size"
 BATCHING_ROWS = "rows"
 #: The models that the values of the selecting input choose.
 OPTION_FUSED = "popgate.fused"
+#: Set if runs change variables that later runs read.
+OPTION_STATE = "popgate.keeps_state"
 #: Prefix of the option for an output. The value is a JSON list of the output's class
 #: names.
 OPTION_LABELS = "popgate.labels."

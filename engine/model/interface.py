@@ -6,7 +6,13 @@ from collections.abc import Mapping
 
 from engine.config import ModelRunnerConfig
 from engine.errors import InvalidInput
-from engine.model.anchors import OPTION_FUSED, describe, labels_of, main_anchors
+from engine.model.anchors import (
+    OPTION_FUSED,
+    OPTION_STATE,
+    describe,
+    labels_of,
+    main_anchors,
+)
 from engine.model.batch_plan import plan_batches
 from engine.model.channel_layout import plan_layout
 from engine.model.ragged import OPTION_RAGGED, OPTION_RAGGED_REASON
@@ -77,6 +83,12 @@ class ModelInterface:
     def is_fused(self) -> bool:
         """Return whether the file states that an input chooses among several models."""
         return self.model.metadata.option(OPTION_FUSED) is not None
+
+    @property
+    def keeps_state(self) -> bool:
+        """Return whether runs may change what later runs give."""
+        metadata = self.model.metadata
+        return bool(metadata.program_flow.save or metadata.option(OPTION_STATE))
 
     @property
     def routes(self) -> str:

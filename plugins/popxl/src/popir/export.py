@@ -78,6 +78,7 @@ def export_popef(
         [_unstreamed(t) for t in rest],
         {**(user_metadata or {})},
         description,
+        keeps_state=_keeps_state(ir, compiled),
     )
     data = {t.id: _data(t) for t in (*compiled.variables, *rest)}
     _write(Path(target), metadata, content, data, _about())
@@ -165,10 +166,24 @@ def write_program(
     rest = _rest(ir, served)
     decision = BatchDecision(False, 0, "a cached program is not checked for it")
     unstreamed = [_unstreamed(t) for t in rest]
-    metadata = _metadata(served.metadata, name, decision, unstreamed, {}, "")
+    metadata = _metadata(
+        served.metadata,
+        name,
+        decision,
+        unstreamed,
+        {},
+        "",
+        keeps_state=_keeps_state(ir, served),
+    )
     data = {t.id: _data(t) for t in (*served.variables, *rest)}
     content = served.executable.encode()
     _write(target, metadata, content, data, {**_about(), **blobs})
+
+
+def _keeps_state(ir: Ir, compiled: Program) -> bool:
+    """Return whether a run may depend on the runs before it."""
+    operators = (op for graph in ir.reachable() for op in graph.operators)
+    return bool(compiled.written) or any(op.type == "RemoteStore" for op in operators)
 
 
 def _about() -> dict[str, bytes]:
@@ -224,6 +239,8 @@ def _metadata(
     unstreamed: list[Anchor],
     user: Mapping[str, str],
     description: str,
+    *,
+    keeps_state: bool,
 ) -> Metadata:
     from popef_io import Option
 
@@ -232,6 +249,7 @@ def _metadata(
         Option("popgate.batch_size", str(decision.size)),
         Option("popgate.batching_reason", decision.reason),
         Option("popgate.producer", "popxl"),
+        *([Option("popgate.keeps_state", "true")] if keeps_state else []),
         *([Option("popgate.description", description)] if description else []),
         *(Option(f"user.{key}", value) for key, value in user.items()),
     ]

@@ -7,6 +7,7 @@ Covers: plugins/popxl/src/popir/export.py,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,46 @@ def test_state_is_kept_from_run_to_run(tmp_path: Path) -> None:
             for n in (1, 2, 3)
         ]
     assert found == [11, 13, 16]
+
+
+def storing() -> popxl.Ir:
+    """A program whose state is a row of remote memory."""
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence():
+        step = ops.host_load(popxl.h2d_stream((1,), popxl.int32, "step"))
+        rows = popxl.remote_buffer((1,), popxl.int32, 1)
+        total = ops.remote_load(rows, 0) + step
+        ops.remote_store(rows, 0, total)
+        ops.host_store(popxl.d2h_stream((1,), popxl.int32, "so_far"), total)
+    return ir
+
+
+@pytest.mark.parametrize(("build", "first"), [(counting, 10), (storing, 0)])
+def test_the_warm_up_of_a_server_changes_no_state(
+    tmp_path: Path, build: Callable[[], popxl.Ir], first: int
+) -> None:
+    popir.export_popef(build(), tmp_path / "m.popef")
+    with ServedGateway(tmp_path) as gateway:
+        gateway.wait_ready()
+        assert gateway.infer("m", step=[5])["so_far"] == [first + 5]
+        assert gateway.infer("m", step=[1])["so_far"] == [first + 6]
+
+
+def test_a_program_without_state_says_so(tmp_path: Path) -> None:
+    popir.export_popef(counting(), tmp_path / "counting.popef")
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = ops.host_load(popxl.h2d_stream((2,), popxl.float32, "x"))
+        w = popxl.variable(np.ones(2, np.float32))
+        ops.host_store(popxl.d2h_stream((2,), popxl.float32, "y"), x * w)
+    popir.export_popef(ir, tmp_path / "plain.popef")
+    options = {
+        name: load_model(tmp_path / f"{name}.popef").metadata.option(
+            "popgate.keeps_state"
+        )
+        for name in ("counting", "plain")
+    }
+    assert options == {"counting": "true", "plain": None}
 
 
 def test_what_the_file_says(tmp_path: Path) -> None:
