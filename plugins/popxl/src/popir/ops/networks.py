@@ -338,7 +338,10 @@ def _transposed_window(call: OpCall) -> list[Any]:
                 f"conv_transpose of {list(x.shape)} with {list(weight.shape)} cannot "
                 f"give {size} elements, padded by {before} and {after}"
             )
-        found.append((strides[axis], before, after, extra[axis], size))
+        # ONNX Runtime takes output padding below the stride: more is made as zeros.
+        rest = extra[axis] if extra[axis] < strides[axis] else 0
+        after -= extra[axis] - rest
+        found.append((strides[axis], before, after, rest, size))
     return found
 
 

@@ -68,6 +68,26 @@ def test_conv_transpose(stride: int, groups: int) -> None:
         np.testing.assert_allclose(one, known, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("padding", [(0, 0, 0, 0), (1, 0, 1, 3)])
+def test_output_padding_beyond_the_stride(
+    stride: int, padding: tuple[int, int, int, int]
+) -> None:
+    w = RNG.normal(size=(4, 2, 3, 4)).astype(np.float32)
+    full = np.pad(transposed(X, w, stride, 1), [(0, 0), (0, 0), (0, 2), (0, 1)])
+    top, left, bottom, right = padding
+    rows, columns = full.shape[2:]
+    (found,) = run(
+        lambda t, v: ops.conv_transpose(
+            t, v, (stride, stride), padding, output_padding=(2, 1)
+        ),
+        X,
+        w,
+    )
+    expected = full[:, :, top : rows - bottom, left : columns - right]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_what_conv_transpose_refuses() -> None:
     with popxl.Ir().main_graph:
         t = popxl.variable(X)
