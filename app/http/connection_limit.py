@@ -103,6 +103,10 @@ class ConnectionLimit:
         if self._total is not None:
             self._total.publish(count)
 
+    def left(self, count: int) -> int:
+        """Return how many may do their handshake beside `count` connections."""
+        return max(self._most_extra, self._most - count)
+
     def _excess(self, count: int) -> int:
         total = self._total
         known = count if total is None else total.publish(count)

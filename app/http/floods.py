@@ -9,12 +9,12 @@ wait in the kernel's queue and are accepted one by one.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import select
 import socket
 import ssl
+import sys
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
@@ -109,11 +109,12 @@ class Acceptor:
         handshake_timeout: float | None,
         backlog: int,
         waiting: int = WAITING,
+        most_entering: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
         """Accept connections on a socket.
 
         Without `floods` none waits; otherwise at most `waiting` wait here, each with a
-        descriptor.
+        descriptor. Beyond `most_entering` TLS handshakes a new one ends the oldest.
         """
         self._listener = listener
         self._make = make
@@ -125,7 +126,9 @@ class Acceptor:
         self._most_waiting = waiting
         self._server: asyncio.Server | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._entering: set[asyncio.Task[None]] = set()
+        self._most_entering = most_entering
+        # In the order of their arrival.
+        self._entering: OrderedDict[asyncio.Task[None], None] = OrderedDict()
         self._waiting: deque[socket.socket] = deque()
 
     async def open(self) -> None:
@@ -149,20 +152,28 @@ class Acceptor:
             self._let_one_in()
 
     async def _let_all_in(self) -> None:
-        self._server = await asyncio.get_running_loop().create_server(
-            self._make,
+        loop = asyncio.get_running_loop()
+        if self._tls is None:
             # Closing the server closes its socket; the listener goes on listening.
-            sock=self._listener.dup(),
-            ssl=self._tls,
-            backlog=self._backlog,
-            ssl_handshake_timeout=self._handshake_timeout,
-            ssl_shutdown_timeout=self._shutdown_timeout,
-        )
+            copy, many = self._listener.dup(), self._backlog
+            self._server = await loop.create_server(self._make, sock=copy, backlog=many)
+        else:  # a server of the loop could not end a handshake
+            self._listener.setblocking(False)
+            self._listener.listen(self._backlog)
+            loop.add_reader(self._listener, self._let_ready_in)
+
+    def _let_ready_in(self) -> None:
+        self._take(_TAKEN)
+        if not self._waiting and self._floods is not None:  # no descriptor may be left
+            self._floods.charge(ENTRY)
+        while self._waiting:
+            self._let_one_in()
 
     def _let_none_in(self) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
+        asyncio.get_running_loop().remove_reader(self._listener)
 
     async def _keep(self, floods: Floods) -> None:
         while True:
@@ -176,10 +187,12 @@ class Acceptor:
                     self._let_one_in()
                     due = now + floods.apart
                 await asyncio.sleep(_APART)
-            while self._server is None:  # the flood may have taken all descriptors
-                with contextlib.suppress(OSError):
+            while True:
+                try:
                     await self._let_all_in()
-                await asyncio.sleep(_APART)
+                    break
+                except OSError:  # the flood may have taken all descriptors
+                    await asyncio.sleep(_APART)
 
     def _take(self, most: int) -> None:
         for _ in range(most):
@@ -196,8 +209,10 @@ class Acceptor:
                 continue
             connection.setblocking(False)
             task = asyncio.get_running_loop().create_task(self._enter(connection))
-            self._entering.add(task)
-            task.add_done_callback(self._entering.discard)
+            self._entering[task] = None
+            task.add_done_callback(lambda task: self._entering.pop(task, None))
+            if self._tls and len(self._entering) > self._most_entering():
+                self._entering.popitem(last=False)[0].cancel()
             return
 
     async def _enter(self, connection: socket.socket) -> None:

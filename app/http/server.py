@@ -223,9 +223,8 @@ class GatewayServer(uvicorn.Server):
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         limit = ConnectionLimit()
         if not is_side:
-            _, most = self._open.count()
             limit = ConnectionLimit(
-                most,
+                self._open.count()[1],
                 self._connections,
                 self._per_address,
                 app.proxies.is_one,
@@ -249,6 +248,7 @@ class GatewayServer(uvicorn.Server):
             handshake_timeout=None if tls is None or math.isinf(patience) else patience,
             backlog=BACKLOG,
             waiting=max(1, min(WAITING, descriptors // _SHARE)),
+            most_entering=lambda: limit.left(len(self.server_state.connections)),
         )
         await acceptor.open()
         self._acceptors.append(acceptor)

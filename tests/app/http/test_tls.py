@@ -11,7 +11,7 @@ import ssl
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -53,20 +53,24 @@ def trusting(authority: trustme.CA) -> ssl.SSLContext:
 
 @contextmanager
 def served(
-    folder: Path, trust: ssl.SSLContext, *options: str
+    folder: Path, trust: ssl.SSLContext, *options: str, before: tuple[str, ...] = ()
 ) -> Iterator[ServedGateway]:
     """A gateway with a model and a certificate, ready."""
     models.affine(folder / "affine.popef")
     cert = str(folder / "server.pem")
-    with ServedGateway(folder, "--tls-cert", cert, *options) as gateway:
+    with ServedGateway(folder, "--tls-cert", cert, *options, before=before) as gateway:
         gateway.client.close()
         gateway.client = httpx.Client(base_url=gateway.url, verify=trust, timeout=WAIT)
         yield gateway.wait_ready()
 
 
-def connected(url: str, context: ssl.SSLContext) -> ssl.SSLSocket:
+def address_of(url: str) -> tuple[str, int]:
     host, port = url.removeprefix("https://").split(":")
-    plain = socket.create_connection((host, int(port)), WAIT)
+    return host, int(port)
+
+
+def connected(url: str, context: ssl.SSLContext) -> ssl.SSLSocket:
+    plain = socket.create_connection(address_of(url), WAIT)
     return context.wrap_socket(plain, server_hostname="localhost")
 
 
@@ -276,6 +280,29 @@ def test_what_a_client_offers_is_read() -> None:
     incoming.write(bytes(1 << 20))
     with pytest.raises(ssl.SSLError, match="refused"):
         server.do_handshake()
+
+
+def test_stalled_handshakes_keep_out_nobody(
+    tmp_path: Path, authority: trustme.CA
+) -> None:
+    issue(authority, tmp_path)
+    trust = trusting(authority)
+    few = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh")
+    with served(tmp_path, trust, before=few) as gateway, ExitStack() as stack:
+        gateway.client.close()
+        stalled = []
+        for number in range(400):
+            plain = socket.create_connection(address_of(gateway.url), WAIT)
+            plain.sendall(b"\x16\x03\x01\x02" * (number % 3 == 1))
+            stalled.append(stack.enter_context(plain))
+        for _ in range(5):
+            with httpx.Client(base_url=gateway.url, verify=trust) as client:
+                assert client.get("/v1/health/ready").status_code == 200
+                assert client.post(INFER, json=BODY).status_code == 200
+        with suppress(ConnectionResetError):
+            assert stalled[0].recv(1) == b""
+        with trust.wrap_socket(stalled[-1], server_hostname="localhost") as tls:
+            assert tls.version() == "TLSv1.3"
 
 
 def test_clients_need_a_certificate(tmp_path: Path, authority: trustme.CA) -> None:
