@@ -158,8 +158,9 @@ def test_names_and_bytes_are_bounded(
         table.status("s")
 
 
-def test_keys_may_need_a_prefix(folder: Path) -> None:
-    table = RegionTable(max_bytes=2 * SIZE, folder=folder, prefix="se")
+@pytest.mark.parametrize("prefix", ["se", "/se"])
+def test_keys_may_need_a_prefix(folder: Path, prefix: str) -> None:
+    table = RegionTable(max_bytes=2 * SIZE, folder=folder, prefix=prefix)
     table.register(region())
     (folder / "other").write_bytes(b"x")
     with pytest.raises(InvalidRequest, match="keys must begin with 'se'"):

@@ -249,7 +249,7 @@ class RegionTable:
     ) -> None:
         self._max_bytes = max_bytes
         self._lease = lease
-        self._prefix = prefix
+        self._prefix = prefix.lstrip("/")  # as the names of segments
         self._folder = folder
         self._later = later
         self._waiting = False
