@@ -45,7 +45,7 @@ def _bounds(gateway: Gateway) -> Iterator[Family]:
          "Memory limit for bodies and answers in transit (--transfer-memory)",
          gateway.transfers.most),
         ("popgate_log_lines_dropped_total", "counter",
-         "Log lines dropped because writing was too slow", own.lines_dropped),
+         "Log lines that could not be written, or not in time", own.lines_dropped),
         ("popgate_spans_dropped_total", "counter",
          "Requests whose spans were dropped", own.spans_dropped),
     ):  # fmt: skip

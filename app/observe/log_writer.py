@@ -122,9 +122,11 @@ class LogWriter(logging.Handler):
         """
         # A `StreamHandler` does not fit: `logging.shutdown` would wait for its lock.
         if lines and self._stream is not None:  # None if it was closed before the start
-            with contextlib.suppress(OSError, ValueError):
+            try:
                 self._stream.write("".join(lines))
                 self._stream.flush()
+            except (OSError, ValueError):  # the disk is full, the reader has gone
+                self.all_dropped += len(lines)
 
     def flush(self) -> None:
         """Wait until all is written, for a moment at most."""

@@ -9,6 +9,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from select import PIPE_BUF
 from typing import TypeAlias
@@ -143,6 +144,16 @@ def test_a_stream_that_has_gone(made: Made) -> None:
         writer = made(stream)
         writer.handle(record("text"))
         assert writer.is_written()
+
+
+def test_lines_that_a_full_disk_loses_are_counted() -> None:
+    with suppress(OSError), open("/dev/full", "w") as full:
+        writer = LogWriter(full)
+        for number in range(3):
+            writer.handle(record("line %d", number))
+        assert writer.is_written()
+        writer.close()
+    assert writer.all_dropped == 3
 
 
 def test_closing_ends_the_thread_once_all_is_written() -> None:
