@@ -129,7 +129,9 @@ class JoinedDevice(LinkedDevice):
                 self._why = str(fault)
                 error = DeviceFailed(f"device {self.id} failed: {fault}", fault)
             ends.callback(self.channels.hand_over)
-            ends.callback(logger.warning, "%s", error)
+            # The owner ends the process of an unloaded Python model.
+            level = logging.WARNING if self.channels.all else logging.DEBUG
+            ends.callback(logger.log, level, "%s", error)
             ends.callback(self._fail_all, error)
             self._fail_overlong()
 

@@ -5,6 +5,7 @@ Covers: engine/devices/device_channels.py, engine/devices/linked_device.py.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -190,6 +191,27 @@ def test_leaving_frees_the_channels_and_what_is_in_flight_fails(
         assert joined.state is DeviceState.CLOSED
         with pytest.raises(DeviceLost):
             mine.submit(feed)
+
+
+def test_the_end_of_a_process_that_runs_nothing_here_is_no_warning(
+    runner: ModelRunner, own_device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "engine.devices.joined_device")
+    devices = [JoinedDevice(name, own_device.invite()) for name in ("idle", "used")]
+    description = runner.description
+    unloaded, _ = (JoinedRunner(description, {own_device.id: d}) for d in devices)
+    unloaded.close()
+    pid = own_device.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    for device in devices:
+        until(lambda: not device.check())  # noqa: B023
+        device.close()
+    records = (r for r in caplog.records if "joined_device" in r.name)
+    assert [(r.levelname, r.getMessage()) for r in records] == [
+        ("DEBUG", "device idle was lost: its process died"),
+        ("WARNING", "device used was lost: its process died"),
+    ]
 
 
 def test_a_door_that_leads_nowhere_is_told() -> None:
