@@ -21,6 +21,8 @@ from app.http.proxies import TrustedProxies
 from app.serving.service import Service
 from app.settings import Settings
 
+#: Seconds for the end of the gateway if the server exits immediately.
+_PATIENCE = 1.0
 ROUTERS = [part.router for part in (infer, models, health, drain, metrics, oip)]
 
 
@@ -85,12 +87,17 @@ def create_api(gateway: Gateway, added: Sequence[PluginRoutes] = ()) -> FastAPI:
             for one in added
             if one.background is not None
         ]
+        patience = None
         try:
             yield
+        except asyncio.CancelledError:  # a second signal
+            patience = _PATIENCE
+            raise
         finally:
             for task in tasks:
                 task.cancel()
-            await gateway.stop()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(gateway.stop(), patience)
 
     api = FastAPI(
         lifespan=lifespan,

@@ -148,6 +148,37 @@ def test_a_load_that_finds_no_room_may_be_tried_again(
     asyncio.run(ask())
 
 
+def test_an_immediate_exit_waits_for_no_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a second signal, while a model does not end."""
+
+    async def cancel() -> None:
+        gateway = gateway_of(Settings(model_repository=tmp_path, devices=DEVICES))
+        stop = gateway.stop
+
+        async def stuck() -> None:
+            await stop()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(gateway, "stop", stuck)
+        api, began = create_api(gateway), asyncio.Event()
+
+        async def live() -> None:
+            async with api.router.lifespan_context(api):
+                await gateway.wait_started()
+                began.set()
+                await asyncio.Event().wait()
+
+        living = asyncio.create_task(live())
+        await began.wait()
+        living.cancel()
+        await asyncio.wait({living}, timeout=WAIT)
+        assert living.cancelled()
+
+    asyncio.run(cancel())
+
+
 def test_one_after_the_other_in_one_process(tmp_path: Path) -> None:
     """Ending frees the device: the next application gets it."""
     models.affine(tmp_path / "affine.popef")
