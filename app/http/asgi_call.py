@@ -335,7 +335,8 @@ def wants_events(headers: Mapping[bytes, bytes]) -> bool:
     accept = headers.get(b"accept")
     if accept is None or EVENT_STREAM not in accept:
         return False
-    return max(accept.split(b","), key=_quality).strip().startswith(EVENT_STREAM)
+    best = max(accept.split(b","), key=_quality)
+    return best.strip().startswith(EVENT_STREAM) and _quality(best) > 0
 
 
 def _quality(item: bytes) -> float:

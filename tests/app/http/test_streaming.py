@@ -215,6 +215,7 @@ def test_a_task_that_is_cancelled() -> None:
         (b"text/event-stream, application/json", True),
         (b"application/json, text/event-stream", False),
         (b"application/json, text/event-stream;q=0.5", False),
+        (b"text/event-stream;q=0", False),
         (b"application/json;q=0.5, text/event-stream;q=1_0", False),
         (b"*/*", False),
         (b"application/json", False),
