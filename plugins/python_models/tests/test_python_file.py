@@ -3,6 +3,7 @@
 Covers: engine/runner/python_model.py,
     plugins/python_models/src/popgate_python_interface/model.py,
     plugins/python_models/src/popgate_python_worker/session.py,
+    plugins/python_models/src/popgate_python_worker/children.py,
     plugins/python_models/src/popgate_python_worker/forked_child.py,
     plugins/python_models/src/popgate_python_worker/kind.py,
     plugins/python_models/src/popgate_python_files/python_file.py,
@@ -677,6 +678,55 @@ def test_a_forked_child_answers_nothing(tmp_path: Path, kind: str) -> None:
             return found
 
         until(lambda: alive() == [device.pid])
+        assert device.restarts == 0
+
+
+ENDS = {
+    "subprocess": """
+                child = subprocess.Popen(["sleep", "1000"])
+                child.terminate()
+                return child.wait()
+    """,
+    "fork": """
+                child = multiprocessing.get_context("fork").Process(target=wait)
+                child.start()
+                child.terminate()
+                child.join()
+                return child.exitcode
+    """,
+    "other thread": """
+                with ThreadPoolExecutor(1) as pool:
+                    return pool.submit(self.forked).result()
+            def forked(self):
+                child = os.fork()
+                if child == 0:
+                    signal.pause()
+                os.kill(child, signal.SIGTERM)
+                return -os.waitpid(child, 0)[1]
+    """,
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_model_ends_its_children_by_a_signal(tmp_path: Path, kind: str) -> None:
+    text = f"""
+        import multiprocessing, signal, subprocess
+        from concurrent.futures import ThreadPoolExecutor
+        def wait():
+            signal.pause()
+        class Starts:
+            inputs = {{"x": "FP32[-1,4]"}}
+            outputs = {{"y": "FP32[-1,4]"}}
+            def __call__(self, x):
+                return {{"y": x * sum(self.ended() for _ in range(4))}}
+            def ended(self):
+                {ENDS[kind].strip()}
+    """
+    with served(tmp_path, text) as runner:
+        (device,) = runner.devices
+        os.kill(device.pid or 0, signal.SIGTERM)  # which the model's process ignores
+        found = runner.execute({"x": rows(1, 1)}, timeout=WAIT)["y"]
+        assert (found == -4 * signal.SIGTERM).all()
         assert device.restarts == 0
 
 

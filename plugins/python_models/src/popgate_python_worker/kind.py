@@ -31,6 +31,7 @@ from popgate_python_interface import GRAPH, Context, OwnMetrics, PresentRun, fin
 from popgate_python_messages.call_messages import MetricsTold, MetricTold
 from popgate_python_worker.calls.call_client import CallClient
 from popgate_python_worker.calls.server_models import ServerModels
+from popgate_python_worker.children import let_signals_end_children
 from popgate_python_worker.forked_child import leave_if_forked
 from popgate_python_worker.installed import check_installed
 from popgate_python_worker.plain_options import PlainOptions
@@ -46,6 +47,7 @@ def describe(given: PythonTold, fds: Sequence[int]) -> Described:
 
     Raises InvalidModel, with the file, line and code of the author's failure.
     """
+    let_signals_end_children()
     check_installed(given.requirements)
     source = _read(fds[0])
     face = _face(given)
@@ -62,6 +64,7 @@ def executor(
     If the message names other models, its last descriptor is the socket for calls to
     them. `running` returns the run in progress.
     """
+    let_signals_end_children()
     executable = Executable.decode(model.executable.raw())
     check_installed(given.requirements)
     file = Path(given.file)
