@@ -681,6 +681,30 @@ def test_a_forked_child_answers_nothing(tmp_path: Path, kind: str) -> None:
         assert device.restarts == 0
 
 
+@pytest.mark.parametrize(
+    ("declared", "value", "error"),
+    [
+        ("INT32[2]", "np.array([1, 2**31])", "has the value 2147483648, which INT32"),
+        ("INT8[]", "-129", "has the value -129, which INT8"),
+        ("UINT8[1]", "np.array([256], np.uint16)", "has the value 256, which UINT8"),
+        ("BYTES[2]", "['\u00e9', '\ud800']", "string that is not valid Unicode"),
+    ],
+)
+def test_an_output_that_its_type_cannot_hold(
+    tmp_path: Path, declared: str, value: str, error: str
+) -> None:
+    text = f"""
+        class Wide:
+            inputs = {{"x": "FP32[1]"}}
+            outputs = {{"y": "{declared}"}}
+            def __call__(self, x):
+                return {{"y": {ascii(value)[1:-1]}}}
+    """
+    wrong = pytest.raises(ExecutionFailed, match=error)
+    with served(tmp_path, text) as runner, wrong:
+        runner.execute({"x": np.float32([3])})
+
+
 ENDS = {
     "subprocess": """
                 child = subprocess.Popen(["sleep", "1000"])

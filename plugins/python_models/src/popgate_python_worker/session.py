@@ -360,7 +360,7 @@ def _array(tensor: PythonTensor, value: Any) -> Array:
                     raise ExecutionFailed(
                         f"output {name!r} is {array.dtype}, expected {tensor}"
                     )
-                array = array.astype(wanted)
+                array = _converted(name, array, tensor)
     except (ValueError, TypeError) as error:
         raise ExecutionFailed(
             f"output {name!r} is not an array: {_words(error)}"
@@ -376,6 +376,18 @@ def _array(tensor: PythonTensor, value: Any) -> Array:
     return array
 
 
+def _converted(name: str, array: Array, tensor: PythonTensor) -> Array:
+    """Return the array in the declared type. Whole numbers must fit it."""
+    converted: Array = array.astype(tensor.data_type.numpy_dtype)
+    if array.dtype.kind in "iu" and converted.dtype.kind in "iu":
+        wrong = array[converted != array]
+        if wrong.size:
+            raise ExecutionFailed(
+                f"output {name!r} has the value {wrong[0]}, which {tensor} cannot hold"
+            )
+    return converted
+
+
 def _strings(name: str, value: Any) -> Array:
     array: Array = value if isinstance(value, np.ndarray) else _objects(value)
     if array.dtype.kind in "SU":
@@ -388,6 +400,14 @@ def _strings(name: str, value: Any) -> Array:
             raise ExecutionFailed(
                 f"output {name!r} has an element of type {kind}, expected bytes or str"
             )
+        if isinstance(element, str) and not element.isascii():
+            try:
+                element.encode()
+            except UnicodeEncodeError as error:
+                raise ExecutionFailed(
+                    f"output {name!r} has a string that is not valid Unicode: "
+                    f"{error.reason}"
+                ) from None
     return array
 
 
