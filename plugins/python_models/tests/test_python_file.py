@@ -702,7 +702,7 @@ def test_an_output_that_its_type_cannot_hold(
     """
     wrong = pytest.raises(ExecutionFailed, match=error)
     with served(tmp_path, text) as runner, wrong:
-        runner.execute({"x": np.float32([3])})
+        runner.execute({"x": np.ones(1, np.float32)})
 
 
 ENDS = {

@@ -194,7 +194,7 @@ def array_of(datatype: str, shape: Sequence[int], data: Any) -> Array:
     if datatype == "BYTES":
         array = _strings(data)
     elif datatype == "BF16":
-        array = (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
+        array = _of_bf16(np.frombuffer(data, "<u2"))
     else:
         array = np.frombuffer(data, DTYPES[datatype])
         if not array.flags.aligned:
@@ -206,6 +206,8 @@ def array_of_values(datatype: str, shape: Sequence[int], values: Any) -> Array:
     """Return the array of a list in JSON."""
     dtype = DTYPES[datatype]
     array = np.array(values, dtype=dtype)
+    if datatype == "BF16":  # the fewest digits that identify a brain float
+        array = _of_bf16(to_bf16(array))
     return (_bytes_array(array) if datatype == "BYTES" else array).reshape(shape)
 
 
@@ -219,6 +221,11 @@ def _strings(data: Any) -> Array:
         items.append(data[offset - length : offset])
     array = np.empty(len(items), dtype=object)
     array[:] = items
+    return array
+
+
+def _of_bf16(halves: Array) -> Array:
+    array: Array = (halves.astype("<u4") << 16).view("<f4")
     return array
 
 
