@@ -22,7 +22,8 @@ from typing import TextIO
 
 from app.sizes import counted
 
-#: The most lines that wait to be written. Further ones are counted and dropped.
+#: The most lines that wait to be written. Further ones are counted and dropped. A
+#: message counts as one more line for each 2000 characters.
 MOST_WAITING = 20_000
 #: The number of lines kept in memory, and the most characters of each.
 MOST_KEPT = 500
@@ -55,11 +56,12 @@ class LogWriter(logging.Handler):
         self._thread: threading.Thread | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._records.qsize() >= MOST_WAITING:
+        message = record.getMessage()
+        if self._records.qsize() * (1 + len(message) // LONGEST_KEPT) >= MOST_WAITING:
             self._dropped += 1
             self.all_dropped += 1
             return
-        record.msg, record.args = record.getMessage(), None
+        record.msg, record.args = message, None
         if self._thread is None:  # started late: most programs log nothing
             self._thread = threading.Thread(
                 target=self._run, name="popgate-log", daemon=True

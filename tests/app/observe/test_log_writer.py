@@ -19,6 +19,7 @@ import pytest
 
 from app.observe import log_writer
 from app.observe.log_writer import LogWriter
+from engine.devices import process_output
 from tests.app.served import POPGATE, ROOT
 from tests.support import WAIT, until
 
@@ -80,6 +81,22 @@ def test_nobody_waits_for_a_log_that_is_not_read(
         "line 1", "line 2",
     ]  # fmt: skip
     until(writer.is_written)
+
+
+def test_long_lines_that_wait_take_bounded_memory(made: Made) -> None:
+    stuck = Stuck()
+    writer = made(stuck)
+    writer.handle(record("first"))
+    assert stuck.begun.wait(WAIT)
+    longest = "x" * process_output.MAX_LINE
+    for _ in range(2000):
+        writer.handle(record(longest))
+    writer.handle(record("a short line finds room"))
+    stuck.go_on.set()
+    until(writer.is_written)
+    assert len(stuck.getvalue()) < 40_000_000
+    assert "could not be written in time" in stuck.getvalue()
+    assert stuck.getvalue().endswith("a short line finds room\n")
 
 
 class Calls(io.StringIO):
