@@ -102,6 +102,7 @@ def test_values(value: Any, datatype: str, shape: Any, want: Any) -> None:
         ([65520, -float("inf")], "FP16", "a finite number is too large for FP16"),
         ([1j], "", "the protocol has no datatype for complex128"),
         ([1], "FP8", "unknown datatype FP8"),
+        (["a", "\ud800"], "", "input x: a string is not valid Unicode"),
     ],
 )
 def test_what_does_not_fit(value: Any, datatype: str, said: str) -> None:

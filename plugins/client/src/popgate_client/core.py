@@ -332,8 +332,17 @@ def _object(answer: Answer) -> dict[str, Any]:
 def _model_path(model: str, version: str) -> str:
     if not model:
         raise InvalidRequest("the model's name is empty; name a model")
-    path = f"/v2/models/{quote(model, safe='')}"
-    return f"{path}/versions/{quote(version, safe='')}" if version else path
+    path = f"/v2/models/{quoted(model)}"
+    return f"{path}/versions/{quoted(version)}" if version else path
+
+
+def quoted(name: str) -> str:
+    """Return a name as a part of a path. Raises `InvalidRequest`."""
+    try:
+        return quote(name, safe="")
+    except UnicodeEncodeError as e:
+        msg = f"the name {name!r} is not valid Unicode: {e.reason}"
+        raise InvalidRequest(msg) from None
 
 
 def model_path(model: str = "", version: str = "") -> str:

@@ -82,8 +82,12 @@ def tensor_of(
     """
     array = _array(name, value, datatype)
     datatype = datatype or _datatype_of(name, array)
-    bytes_ = datatype == "BYTES"
-    array = _bytes_array(array) if bytes_ else _cast(name, array, datatype)
+    try:
+        bytes_ = datatype == "BYTES"
+        array = _bytes_array(array) if bytes_ else _cast(name, array, datatype)
+    except UnicodeEncodeError as e:
+        msg = f"input {name}: a string is not valid Unicode: {e.reason}"
+        raise InvalidRequest(msg) from None
     fitting = with_rank(array, shape)
     if fitting is array and not array.flags.c_contiguous:
         fitting = np.ascontiguousarray(array)

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
-from popgate_client.core import Core
+from popgate_client.core import Core, quoted
 from popgate_client.errors import InvalidRequest
 from popgate_client.shared import call_options
 from popgate_client.steps import Steps
@@ -62,7 +61,7 @@ def rerank(
     """Return the documents, the best first."""
     given = strings(texts)
     document = {"query": query, "texts": given, "raw_scores": raw}
-    path = f"/v1/models/{quote(model, safe='')}/rerank"
+    path = f"/v1/models/{quoted(model)}/rerank"
     found = yield from core.ask("POST", path, document, timeout)
     return [
         Ranked(one["index"], one["score"], given[one["index"]]) for one in found[:top]
@@ -76,7 +75,7 @@ def classify(
     single string.
     """
     document = {"inputs": [[text] for text in strings(texts)], "raw_scores": raw}
-    path = f"/v1/models/{quote(model, safe='')}/predict"
+    path = f"/v1/models/{quoted(model)}/predict"
     found = yield from core.ask("POST", path, document, timeout)
     rows = [[Label(one["label"], one["score"]) for one in row] for row in found]
     return rows[0] if isinstance(texts, str) else rows

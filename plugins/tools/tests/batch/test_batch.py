@@ -121,6 +121,42 @@ def test_texts(popgate: Call, gateway: ServedGateway, tmp_path: Path) -> None:
     assert [found[n]["outputs"]["output"] for n in (0, 1)] == ["Grüße!", "a, b!"]
 
 
+def test_rows_that_cannot_be_sent_or_written_as_they_are(
+    popgate: Call, gateway: ServedGateway, tmp_path: Path
+) -> None:
+    """A lone surrogate, a number over 64 bits, a deep list: other rows are run."""
+    source = tmp_path / "rows.jsonl"
+    source.write_text(
+        '{"input": "\\ud800", "id": "\\udfff"}\n'
+        + "[" * 100_000
+        + '\n{"input": "a", "id": 36893488147419103232}\n'
+    )
+    options = ("--keep", "id", "--url", gateway.url)
+    done = popgate("batch", "text", "-i", source, *options)
+    assert done.code == 1, done.err
+    target = tmp_path / "rows.jsonl.results.jsonl"
+    assert by_row(target) == {
+        2: {"row": 2, "id": "36893488147419103232", "outputs": {"output": "a!"}}
+    }
+    errors = by_row(tmp_path / "rows.jsonl.results.jsonl.errors.jsonl")
+    assert "input: a string is not valid Unicode" in errors[0]["error"]
+    assert errors[0]["id"] == "\\udfff"
+    assert "not JSON" in errors[1]["error"]
+    assert popgate("batch", "text", "-i", source, *options).code == 1
+    assert set(by_row(target)) == {2}
+
+
+def test_a_long_cell_of_csv(
+    popgate: Call, gateway: ServedGateway, tmp_path: Path
+) -> None:
+    source, text = tmp_path / "rows.csv", "a" * 200_000
+    source.write_text(f"input\n{text}\n")
+    done = popgate("batch", "text", "-i", source, "--url", gateway.url)
+    assert done.code == 0, done.err
+    (line,) = lines(tmp_path / "rows.csv.results.jsonl")
+    assert line["outputs"]["output"] == f"{text}!"
+
+
 def test_parquet(popgate: Call, gateway: ServedGateway, tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -221,13 +257,17 @@ def test_results_of_something_else(
 def test_mistakes(popgate: Call, gateway: ServedGateway, tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"
     source.write_text('{"input": [1, 2, 3, 4]}\n')
+    binary = tmp_path / "rows.csv"
+    binary.write_bytes(b"a\n\xff\n")
     asked = ["--url", gateway.url]
     for arguments, code, said in (
         (["affine", "-i", "none.csv", *asked], 2, "no such file"),
         (["affine", "-i", "rows.xml", *asked], 2, "expected .csv, .jsonl"),
+        (["affine", "-i", binary, *asked], 2, "rows.csv: not UTF-8: invalid start"),
         (["affine", "-i", source, "--url", "ftp://x"], 2, "ftp://x: expected http"),
         (["affine", "-i", source, "-o", "/none/x.jsonl", *asked], 2, "no such folder"),
         (["none", "-i", source, *asked], 1, "unknown model"),
+        (["\udcff", "-i", source, *asked], 2, "name '\\udcff' is not valid Unicode"),
         (["affine", "-i", source, "--url", "http://127.0.0.1:1"], 1, "no connection"),
     ):
         done = popgate("batch", *arguments)

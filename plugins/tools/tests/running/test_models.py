@@ -32,6 +32,7 @@ def test_models_are_listed_loaded_and_unloaded(popgate: Call, tmp_path: Path) ->
         states = [line.split()[::2] for line in popgate("models", *at).out.splitlines()]
         assert states[0][:2] == ["affine", "unavailable"]
         assert states[2] == ["later", "ready"]
-        unknown = popgate("load", "none", *local)
-        assert unknown.code == 1
-        assert "failed to load" in unknown.err
+        for name in ("none", "none\udcff"):
+            unknown = popgate("load", name, *local)
+            assert unknown.code == 1
+            assert "failed to load" in unknown.err

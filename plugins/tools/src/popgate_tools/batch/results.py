@@ -101,11 +101,10 @@ class ResultsFile:
 
     @staticmethod
     def _write(file: int, document: dict[str, Any]) -> None:
-        line = orjson.dumps(
-            document,
-            option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE,
-            default=str,
-        )
+        try:
+            line = _dumps(document)
+        except TypeError:  # a lone surrogate, or a whole number over 64 bits
+            line = _dumps({name: _writable(each) for name, each in document.items()})
         while line:
             line = line[os.write(file, line) :]
 
@@ -119,6 +118,23 @@ class ResultsFile:
         trace: TracebackType | None,
     ) -> None:
         os.close(self._file)
+
+
+def _dumps(value: Any) -> bytes:
+    return orjson.dumps(
+        value,
+        option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE,
+        default=str,
+    )
+
+
+def _writable(value: Any) -> Any:
+    """Return a value, or its string if JSON of the results cannot hold it."""
+    try:
+        _dumps(value)
+    except TypeError:
+        return str(value).encode(errors="backslashreplace").decode()
+    return value
 
 
 def _kept(row: InputRow) -> dict[str, Any]:

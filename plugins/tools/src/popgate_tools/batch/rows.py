@@ -22,6 +22,10 @@ Optional: TypeAlias = "frozenset[str]"
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
+#: The most characters of a cell in .csv. Python's own limit of 128 KiB is too small for
+#: long texts.
+_LONGEST_CELL = 1 << 30
+
 
 @dataclass(frozen=True, slots=True)
 class InputRow:
@@ -66,10 +70,24 @@ def open_rows(
     yield kinds[source.suffix](source, keep, columns)
 
 
+@contextlib.contextmanager
+def _readable(source: Path) -> Iterator[None]:
+    """Raise `CommandError` if the file is no text, or no CSV."""
+    try:
+        yield
+    except UnicodeDecodeError as e:
+        msg = f"--input {source}: not UTF-8: {e.reason}, byte {e.object[e.start]:#x}"
+        raise CommandError(msg, EXIT_USAGE) from None
+    except csv.Error as e:
+        raise CommandError(f"--input {source}: {e}", EXIT_USAGE) from None
+
+
 def _csv(source: Path, keep: Sequence[str], columns: Sequence[str]) -> InputRows:
     def records() -> Iterator[dict[str, Any]]:
-        with source.open(newline="", encoding="utf-8-sig") as file:
+        with source.open(newline="", encoding="utf-8-sig") as file, _readable(source):
             yield from csv.DictReader(file)
+
+    csv.field_size_limit(_LONGEST_CELL)
 
     return InputRows(
         sum(1 for _ in records()), _reader(records, keep, columns, texts=True)
@@ -78,12 +96,12 @@ def _csv(source: Path, keep: Sequence[str], columns: Sequence[str]) -> InputRows
 
 def _jsonl(source: Path, keep: Sequence[str], columns: Sequence[str]) -> InputRows:
     def records() -> Iterator[Any]:
-        with source.open(encoding="utf-8") as file:
+        with source.open(encoding="utf-8") as file, _readable(source):
             for line in file:
                 if line.strip():
                     try:
                         record = json.loads(line)
-                    except ValueError as e:
+                    except (ValueError, RecursionError) as e:
                         record = e
                     yield record
 
@@ -234,7 +252,7 @@ def _cell(text: str | None, datatype: str) -> Any:
         return text.lower() == "true"
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         if datatype == "BYTES":
             return text
         try:

@@ -48,7 +48,7 @@ def unload(name: _Name, server: Server) -> None:
 
 def _manage(server: Server, name: str, what: str) -> None:
     with server.asking() as client:
-        path = f"/v1/models/{quote(name, safe='')}/{what}"
+        path = f"/v1/models/{quote(name, safe='', errors='backslashreplace')}/{what}"
         model = client.ask("POST", path, timeout=_PATIENCE)
     version = f" version {model['version']}" if model.get("version") else ""
     typer.echo(f"{model['name']}{version}: {model['state'].lower()}")
