@@ -102,6 +102,10 @@ def test_values(value: Any, datatype: str, shape: Any, want: Any) -> None:
         ([65520, -float("inf")], "FP16", "a finite number is too large for FP16"),
         ([1j], "", "the protocol has no datatype for complex128"),
         ([1], "FP8", "unknown datatype FP8"),
+        (["a", None], "BYTES", 'input x: None is not a string; send "" for a gap'),
+        ([["a", float("nan")]], "BYTES", "input x: nan is not a string"),
+        ([["a", ["b"]]], "BYTES", "input x: expected strings, got list"),
+        ([{"a": 1}], "BYTES", "input x: expected strings, got dict"),
         (["a", "\ud800"], "", "input x: a string is not valid Unicode"),
     ],
 )

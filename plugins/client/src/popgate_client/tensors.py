@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -84,10 +84,12 @@ def tensor_of(
     datatype = datatype or _datatype_of(name, array)
     try:
         bytes_ = datatype == "BYTES"
-        array = _bytes_array(array) if bytes_ else _cast(name, array, datatype)
+        array = _bytes_array(array, _text) if bytes_ else _cast(name, array, datatype)
     except UnicodeEncodeError as e:
         msg = f"input {name}: a string is not valid Unicode: {e.reason}"
         raise InvalidRequest(msg) from None
+    except TypeError as e:
+        raise InvalidRequest(f"input {name}: {e}") from None
     fitting = with_rank(array, shape)
     if fitting is array and not array.flags.c_contiguous:
         fitting = np.ascontiguousarray(array)
@@ -135,14 +137,31 @@ def _datatype_of(name: str, array: Array) -> str:
     return datatype
 
 
-def _bytes_array(array: Array) -> Array:
+def _bytes_array(array: Array, other: Callable[[Any], object] = str) -> Array:
+    """Return the elements as `bytes`. `other` makes the text of those that are no
+    strings.
+    """
     flat = [
-        item if isinstance(item, bytes) else str(item).encode()
+        item
+        if isinstance(item, bytes)
+        else (item if isinstance(item, str) else str(other(item))).encode()
         for item in array.reshape(-1).tolist()
     ]
     result = np.empty(len(flat), dtype=object)
     result[:] = flat
     return result.reshape(array.shape)
+
+
+def _text(item: Any) -> Any:
+    """Return a number, a date or the like. Raises TypeError for a gap or a collection,
+    which `str` would accept, too.
+    """
+    gap = item is None or type(item).__name__ in ("NAType", "NaTType")
+    if gap or (isinstance(item, float) and item != item):
+        raise TypeError(f'{item} is not a string; send "" for a gap')
+    if isinstance(item, list | tuple | dict | set):
+        raise TypeError(f"expected strings, got {type(item).__name__}")
+    return item
 
 
 def _cast(name: str, array: Array, datatype: str) -> Array:

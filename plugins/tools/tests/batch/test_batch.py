@@ -146,6 +146,16 @@ def test_rows_that_cannot_be_sent_or_written_as_they_are(
     assert set(by_row(target)) == {2}
 
 
+def test_null_is_the_empty_string(
+    popgate: Call, gateway: ServedGateway, tmp_path: Path
+) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text('{"input": null}\n{"input": ["a", null]}\n')
+    assert popgate("batch", "text", "-i", source, "--url", gateway.url).code == 0
+    found = by_row(tmp_path / "rows.jsonl.results.jsonl")
+    assert [found[n]["outputs"]["output"] for n in (0, 1)] == ["!", ["a!", "!"]]
+
+
 def test_a_long_cell_of_csv(
     popgate: Call, gateway: ServedGateway, tmp_path: Path
 ) -> None:

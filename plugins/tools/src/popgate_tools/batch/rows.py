@@ -231,13 +231,12 @@ def _value(value: Any, datatype: str) -> Any:
     """Return a value of .jsonl or .parquet. As an empty cell of .csv, null is NaN for a
     float and the empty string for a string.
     """
-    if value is None and datatype == "BYTES":
-        return ""
-    if not datatype.startswith(("FP", "BF")):
+    if datatype != "BYTES" and not datatype.startswith(("FP", "BF")):
         return value
     if isinstance(value, list):
         return [_value(item, datatype) for item in value]
-    return math.nan if value is None else value
+    gap = "" if datatype == "BYTES" else math.nan
+    return gap if value is None else value
 
 
 def _cell(text: str | None, datatype: str) -> Any:
