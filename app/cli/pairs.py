@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from app.cli.errors import EXIT_USAGE, CommandError
@@ -30,7 +31,12 @@ def parse_shapes(items: Sequence[str] | None) -> dict[str, tuple[int | str, ...]
 
 
 def _dimension(text: str) -> int | str:
-    try:
+    text = text.strip()
+    if re.fullmatch("-1|[0-9]{1,18}", text):
         return int(text)
+    try:
+        float(text)
     except ValueError:
-        return text.strip()
+        return text
+    msg = f"--shape: {text} is not a size; expected a whole number, -1 or a name"
+    raise CommandError(msg, EXIT_USAGE)

@@ -16,6 +16,8 @@ from typer.main import get_command
 
 from app.about import VERSION
 from app.cli import app
+from app.cli.errors import CommandError
+from app.cli.pairs import parse_shapes
 from app.cli.plugin_commands import plugin_commands
 from app.cli.settings_options import HEADINGS
 from app.settings import Settings
@@ -79,6 +81,17 @@ def test_wrong_use_is_one_line(popgate: Call, arguments: list[str], said: str) -
     (line,) = done.err.splitlines()
     assert line.startswith("popgate: error: ")
     assert said in line
+
+
+@pytest.mark.parametrize("size", ["-5", "3.5", "1e3", "1_0", "\u0663", "9" * 21])
+def test_a_number_that_is_no_size_is_no_name(size: str) -> None:
+    with pytest.raises(CommandError, match="is not a size; expected a whole number"):
+        parse_shapes([f"image=n,{size}"])
+
+
+def test_sizes_and_names() -> None:
+    given = ["a=-1,3", "b= n , 2*n ", "c="]
+    assert parse_shapes(given) == {"a": (-1, 3), "b": ("n", "2*n"), "c": ()}
 
 
 def test_help_names_values_and_no_types() -> None:
