@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from popgate_client import DTYPES, InvalidRequest, Tensor, tensor_of
+from popgate_client import DTYPES, InvalidRequest, ServerError, Tensor, tensor_of
 from popgate_client.encodings import Encoding, decode, encode
 from popgate_client.http1 import Answer
 from popgate_client.tensors import to_bf16
@@ -123,6 +123,33 @@ def test_what_an_encoding_cannot_carry() -> None:
         encode(Encoding.npy, [one, one])
     with pytest.raises(InvalidRequest, match="cannot be written as JSON"):
         encode(Encoding.json, [one], parameters={"a": object()})
+
+
+def output(datatype: str, data: str) -> bytes:
+    fields = f'"name": "y", "datatype": "{datatype}", "shape": [1], "data": {data}'
+    return f'{{"outputs": [{{{fields}}}]}}'.encode()
+
+
+NPY = (
+    b"\x93NUMPY\x01\x00\x50\x00"
+    b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999,), }         \n"
+)
+
+
+@pytest.mark.parametrize(
+    ("media", "body"),
+    [
+        ("application/json", output("INT8", "[300]")),
+        ("application/json", output("UINT8", "[-1]")),
+        ("application/json", b"[" * 100_000),
+        ("application/json", b"\xff" * 100_000),
+        ("application/x-npy", NPY),
+    ],
+)
+def test_an_answer_that_cannot_be_read(media: str, body: bytes) -> None:
+    with pytest.raises(ServerError, match="answer cannot be read") as caught:
+        decode(Answer(200, {"content-type": media}, body))
+    assert len(str(caught.value)) < 500
 
 
 def test_npy_leaves_the_encoding_of_several_outputs_open() -> None:

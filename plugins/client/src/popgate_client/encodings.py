@@ -29,6 +29,12 @@ Parts: TypeAlias = "list[bytes | Array]"
 #: Names of outputs, or options for each: ``{"scores": {"classification": 3}}``.
 Wanted: TypeAlias = "Sequence[str] | Mapping[str, Mapping[str, Any]]"
 
+#: The errors of answers that are not valid. MemoryError: a .npy of a huge shape.
+UNREADABLE = (
+    ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError,
+    MemoryError,
+)  # fmt: skip
+
 
 class Encoding(StrEnum):
     """Encodings of tensors, for both directions."""
@@ -163,9 +169,14 @@ def decode(answer: Answer, first_output: str = "output") -> Outputs:
 
             return outputs_of(msgpack.unpackb(bytes(answer.body)))
         return outputs_of(loads(answer.body))
-    except (ValueError, KeyError, TypeError, AttributeError, EOFError) as e:
-        msg = f"the server's answer cannot be read: {e!r}"
+    except UNREADABLE as e:
+        msg = f"the server's answer cannot be read: {words(e)}"
         raise ServerError(msg, status=answer.status, sent=True) from None
+
+
+def words(error: BaseException) -> str:
+    """Return an error of `UNREADABLE`, cut: a UnicodeDecodeError has the whole body."""
+    return repr(error)[:300]
 
 
 def _decode_binary(answer: Answer) -> Outputs:
@@ -245,7 +256,10 @@ def loads(data: memoryview | bytes) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
-        return json.loads(bytes(data))
+        try:
+            return json.loads(bytes(data))
+        except RecursionError:
+            raise ValueError("the JSON is nested too deeply") from None
 
 
 def _dumps(document: Any) -> bytes:

@@ -10,7 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from popgate_client.encodings import Encoding, Outputs, Wanted, loads, outputs_of
+from popgate_client.encodings import (
+    UNREADABLE,
+    Encoding,
+    Outputs,
+    Wanted,
+    loads,
+    outputs_of,
+    words,
+)
 from popgate_client.errors import InvalidRequest, ServerError
 from popgate_client.events import EventReader
 from popgate_client.refusals import stream_error
@@ -134,6 +142,6 @@ def response_of(document: Mapping[str, Any]) -> Outputs:
     """Return the outputs of one document. Raises `ServerError`."""
     try:
         return outputs_of(document)
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        msg = f"a response of the stream cannot be read: {e!r}"
+    except UNREADABLE as e:
+        msg = f"a response of the stream cannot be read: {words(e)}"
         raise ServerError(msg, sent=True) from None
