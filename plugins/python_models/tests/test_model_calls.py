@@ -29,7 +29,7 @@ ROW = [1.0, 2.0, 3.0, 4.0]
 CALLER = """
 import asyncio
 import numpy as np
-from popgate import EngineError, Model
+from popgate import EngineError, InvalidInput, Model
 
 class Caller(Model):
     inputs = {"what": "BYTES[1]", "x": "FP32[-1,4]"}
@@ -62,6 +62,17 @@ class Caller(Model):
             model = self.models["two"]
             assert model.call({"text": ["a"]}, outputs=["m"]).keys() == {"m"}
             return x
+        if name == "parameters":
+            raw = {"input": x[0]}
+            try:
+                self.models["onnx"].call(raw, parameters=[{"a": 1}])
+            except TypeError as error:
+                assert "must be a mapping, got list" in str(error)
+            try:
+                self.models["onnx"].call(raw, parameters={"a": chr(0xD800)})
+            except InvalidInput as error:
+                assert "the call cannot be sent: 'utf-8'" in str(error)
+            return self.models["length"](text=["still there"])["n"][None]
         if name.startswith("stream "):
             return self.stream(*name.split()[1:], x)
         name = name.removeprefix("raise ")
@@ -210,6 +221,12 @@ def answer(gateway: ServedGateway, what: str, x: Any = None) -> Any:
 def count(gateway: ServedGateway, name: str) -> int:
     (stats,) = gateway.client.get(f"/v2/models/{name}/stats").json()["model_stats"]
     return int(stats["inference_stats"]["success"]["count"])
+
+
+def test_wrong_parameters_fail_one_call(served: ServedGateway) -> None:
+    """Later calls of the same process reach their models."""
+    for _ in range(2):
+        assert answer(served, "parameters")["y"] == [11.0]
 
 
 def test_a_model_calls_an_onnx_model(served: ServedGateway) -> None:

@@ -133,6 +133,10 @@ class CallClient:
         streams: bool = False,
     ) -> None:
         outputs = options.get("outputs")
+        parameters = options.get("parameters") or {}
+        if not isinstance(parameters, Mapping):  # the owner would end all calls
+            kind = type(parameters).__name__
+            raise TypeError(f"parameters of a call must be a mapping, got {kind}")
         carried, fds = Tensors.of(tensors)
         message = ModelCall(
             call.number,
@@ -140,7 +144,7 @@ class CallClient:
             context.deadline_ns,
             carried,
             None if outputs is None else tuple(map(str, outputs)),
-            options.get("parameters") or {},
+            dict(parameters),
             tuple(context.requests),
             context.priority,
             streams,
@@ -216,7 +220,7 @@ class CallClient:
             ) from error
         except ValueError as error:
             self._calls.pop(call.number, None)
-            raise InvalidInput(f"the call is too large: {error}") from None
+            raise InvalidInput(f"the call cannot be sent: {error}") from None
         finally:
             close_all(fds)
 
