@@ -113,6 +113,13 @@ def test_tls_is_not_given_up_on_the_way(has_digest: bool) -> None:
         )
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("to", ["file:///etc/passwd", "ftp://a.example/m"])
+def test_redirects_lead_to_http(scheme: str, to: str) -> None:
+    with pytest.raises(RemoteError, match="redirects to a URL that is not http or"):
+        check_redirect(redirect(f"{scheme}://a.example/m", to), has_digest=True)
+
+
 def test_no_other_host_is_asked_without_tls_or_a_digest(web: Web) -> None:
     """127.0.0.2 is this machine too, but none of the names of the loopback."""
     elsewhere = web.url.replace("127.0.0.1", "127.0.0.2")

@@ -208,6 +208,8 @@ def check_redirect(answer: httpx.Response, *, has_digest: bool = False) -> None:
     there = here.join(answer.headers["location"])
     if there.scheme == "https":
         return
+    if there.scheme != "http":
+        raise RemoteError(f"{here.host} redirects to a URL that is not http or https")
     if here.scheme == "https":
         raise RemoteError(f"{here.host} redirects to a URL without TLS")
     if there.host != here.host and not is_loopback(there.host) and not has_digest:
