@@ -21,6 +21,7 @@ from engine.programs.onnx_session import OnnxSession, make_run_options
 from engine.programs.time_limit import TimeLimit
 from popef_io import Option, PopefError, TensorType
 from popgate_onnx.compiler.conversions import Labels, convert
+from popgate_onnx.compiler.divisions import guard_divisions
 from popgate_onnx.compiler.external_data import ExternalFiles
 from popgate_onnx.compiler.interface import (
     Interface,
@@ -195,6 +196,7 @@ def _load_model(
 ) -> _Loaded:
     model = read_model(source)
     labels = convert(model.proto)
+    guard_divisions(model.proto)
     check_types(model.proto)
     change(model.proto, options)
     drop_unused(model.proto.graph)
