@@ -84,6 +84,7 @@ from engine.tensor import Array, Buffer, DataDesc, Tensor
 from engine.thread_priority import give_way, lower_priority
 from engine.transport.control import peer_uid
 from engine.transport.messages import (
+    DescriptorsLost,
     MalformedMessage,
     Message,
     MessageTooLong,
@@ -119,6 +120,7 @@ __all__ = [
     "DataDesc",
     "DeadlineExceeded",
     "DeadlineUnreachable",
+    "DescriptorsLost",
     "Device",
     "DeviceBusy",
     "DeviceClosed",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,17 @@ def is_gone(pid: int) -> bool:
     except OSError:
         return True
     return state == "Z"
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Lets this process open no further descriptor until the end of the block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @contextlib.contextmanager

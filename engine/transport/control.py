@@ -11,6 +11,7 @@ a model of gigabytes is being loaded.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -24,7 +25,7 @@ from engine.errors import DeviceLost
 from engine.transport import messages
 from engine.transport.error_report import ErrorReport
 from engine.transport.held_socket import HeldSocket
-from engine.transport.messages import Message, Receiver, close_all
+from engine.transport.messages import DescriptorsLost, Message, Receiver, close_all
 
 _CREDENTIALS = struct.Struct("3i")
 _TIMEVAL = struct.Struct("@ll")
@@ -123,6 +124,8 @@ def ask(
         answer, answer_fds = answers_of(kind).receive(sock)
     except (ConnectionError, EOFError) as error:
         raise DeviceLost("the device process ended") from error
+    except DescriptorsLost as lost:
+        raise OSError(errno.EMFILE, str(lost)) from None
     if isinstance(answer, ErrorReport):
         close_all(answer_fds)
         raise answer.to_error()

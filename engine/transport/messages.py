@@ -34,6 +34,14 @@ class MalformedMessage(ValueError):
     """The message is cut off, is of an unknown kind, or has a field of another type."""
 
 
+class DescriptorsLost(MalformedMessage):
+    """This process has no room for the descriptors beside a `message`."""
+
+    def __init__(self, message: Message) -> None:
+        super().__init__(f"no descriptors are left for {type(message).__name__}")
+        self.message = message
+
+
 class MessageTooLong(ValueError):
     """The message exceeds the limit of its channel, and was not sent."""
 
@@ -138,17 +146,19 @@ class Receiver(Generic[M]):
         them.
 
         `flags` are the flags of recvmsg. Raises EOFError at the end, MalformedMessage,
-        and OSError as sockets do.
+        DescriptorsLost, and OSError as sockets do.
         """
         flags |= socket.MSG_CMSG_CLOEXEC
         raw, fds, seen, _ = socket.recv_fds(sock, self._most, MAX_FDS, flags)
         try:
-            if seen & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                limits = f"{self._most} bytes and {MAX_FDS} descriptors"
-                raise MalformedMessage(f"a message was cut off; the limit is {limits}")
+            if seen & socket.MSG_TRUNC:
+                limit = f"the limit is {self._most} bytes"
+                raise MalformedMessage(f"a message was cut off; {limit}")
             if not raw:
                 raise EOFError("the other side closed the socket")
             message = self.decode(raw)
+            if seen & socket.MSG_CTRUNC:
+                raise DescriptorsLost(message)
             if len(fds) != message.descriptors():
                 raise MalformedMessage(_unexpected(message, fds))
         except BaseException:

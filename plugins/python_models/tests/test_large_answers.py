@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,27 @@ from engine.transport.messages import MAX_MESSAGE, close_all, send
 from popgate_python_interface import PresentRun
 from popgate_python_messages import call_messages
 from popgate_python_messages.call_messages import (
+    INLINE,
     TO_MODEL,
     Answer,
     CallFailed,
+    CallGivenUp,
     CallOutputs,
     CallSocket,
     ClientRequestsAsked,
     ClientRequestsTold,
+    ModelCall,
     ReadyAsked,
     ReadyTold,
+    RouteLeft,
+    RouteOffered,
     Tensors,
 )
 from popgate_python_models.model_calls import PythonModelCalls
 from popgate_python_worker.calls.call_client import CallClient
 from tests.app.python_sources import write
 from tests.app.served import ServedGateway
-from tests.support import WAIT
+from tests.support import WAIT, no_descriptors
 
 #: A model that says how many characters its clients' parameters have.
 TOLD = """
@@ -89,8 +94,8 @@ class Process:
         self._sock = sock
         self._sock.settimeout(WAIT)
 
-    async def ask(self, question: Any) -> Answer:
-        send(self._sock, question)
+    async def ask(self, question: Any, fds: Sequence[int] = ()) -> Answer:
+        send(self._sock, question, fds)
         found, fds = await asyncio.to_thread(TO_MODEL.receive, self._sock)
         close_all(fds)
         assert isinstance(found, Answer)
@@ -129,6 +134,24 @@ def test_an_answer_that_cannot_be_sent_fails_its_question_alone(
         assert found == ReadyTold(5, ready=False)
 
     monkeypatch.setattr(call_messages, "INLINE", 1 << 30)
+    with_process(check)
+
+
+def test_a_call_without_room_for_its_descriptors_fails_alone() -> None:
+    async def check(process: Process) -> None:
+        inputs, fds = Tensors.of({"x": Tensor.from_numpy(np.zeros(INLINE))})
+        call = ModelCall(6, "other", "", 0, inputs, None, {})
+        with no_descriptors():
+            found = await process.ask(call, fds)
+            assert isinstance(found, CallFailed)
+            assert isinstance(found.report.to_error(), Refused)
+            error = await process.failure(1)
+            assert isinstance(error, Refused)
+            assert "cannot be sent" in str(error)
+        found = await process.ask(ReadyAsked(5, "other", ""))
+        assert found == ReadyTold(5, ready=False)
+        close_all(fds)
+
     with_process(check)
 
 
@@ -184,6 +207,26 @@ def test_an_answer_that_cannot_be_read_fails_its_call_alone(client: Client) -> N
     broken.wait()
     with pytest.raises(EngineBug, match="NO_TYPE"):
         broken.outputs()
+
+
+def test_a_model_without_room_for_descriptors_loses_one_answer(client: Client) -> None:
+    lost, sound = client.begin(), client.begin()
+    large = {"y": Tensor.from_numpy(np.zeros(INLINE))}
+    told, fds = Tensors.of(large)
+    with no_descriptors():
+        client.owner.send(CallOutputs(lost.number, told, more=True), fds)
+        lost.wait()
+        offer = RouteOffered(9, "other", "", (), {}, 1.0, has_log=True)
+        client.owner.send(offer, fds)
+        client.owner.answer(sound.number, {"y": Tensor.from_numpy(np.array([1.0]))})
+        sound.wait()
+    close_all(fds)
+    with pytest.raises(Refused, match="no descriptors are left for CallOutputs"):
+        lost.outputs()
+    assert sound.outputs()["y"] == [1.0]
+    came = [client.owner.receive()[0] for _ in range(4)]
+    assert came[2:] == [CallGivenUp(lost.number), RouteLeft(9)]
+    client.owner.answer(client.begin().number, large)
 
 
 @pytest.mark.parametrize(("requests", "fds"), [(LARGE, 1), (LARGE[:3], 0)])

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.errors import DeviceLost, EngineBug, EngineError, InvalidInput
+from engine.errors import DeviceLost, EngineBug, EngineError, InvalidInput, Refused
 from engine.programs.session import RunOptions
 from engine.tensor import Tensor
-from engine.transport.messages import close_all, send
+from engine.transport.messages import DescriptorsLost, close_all, send
 from engine.worker.batch import RunningBatch
 from engine.worker.python_kind import Running
 from popef_io import PopefError
@@ -39,6 +39,7 @@ from popgate_python_messages.call_messages import (
     ReadyAsked,
     ReadyTold,
     ResponseTaken,
+    RouteLeft,
     RouteOffered,
     RouteWithdrawn,
     Tensors,
@@ -244,7 +245,11 @@ class CallClient:
 
     def _receive(self) -> None:
         """Wait for a message, and handle it."""
-        message, fds = TO_MODEL.receive(self._sock)
+        try:
+            message, fds = TO_MODEL.receive(self._sock)
+        except DescriptorsLost as lost:
+            self._refuse(lost)
+            return
         if isinstance(message, RouteOffered):
             self._take_route(message, fds)  # closes the descriptors
             return
@@ -252,6 +257,18 @@ class CallClient:
             self._take(message, fds)
         finally:
             close_all(fds)
+
+    def _refuse(self, lost: DescriptorsLost) -> None:
+        """End a call whose answer did not arrive, or decline a route."""
+        number: int = getattr(lost.message, "number", 0)
+        if isinstance(lost.message, RouteOffered):
+            self.send(RouteLeft(number))
+            return
+        call = self._calls.get(number)
+        if call is not None:
+            self._give_up(number)  # it may have further responses
+            error = Refused(f"the model cannot take the answer to a call: {lost}")
+            call.receive(error, more=False)
 
     def _lose_calls(self) -> None:
         """Fail the calls under way, because no answer will come any more."""
