@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -262,6 +263,34 @@ def test_a_killed_device_comes_back_for_all(
 
     for client in clients.values():
         until(partial(answered, client))
+
+
+def test_a_device_comes_back_for_workers_that_lack_descriptors(
+    served: ServedGateway, clients: dict[str, httpx.Client]
+) -> None:
+    limits = {
+        worker: resource.prlimit(worker, resource.RLIMIT_NOFILE)
+        for worker in served.workers()
+    }
+    devices = served.client.get("/v1/devices").json()["devices"]
+    (pid,) = (device["pid"] for device in devices if device["id"] == "cpu:0")
+    for worker, (_, hard) in limits.items():
+        resource.prlimit(worker, resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        os.kill(pid, signal.SIGKILL)
+        what = "no descriptors are left for JoinDevice"
+        until(lambda: served.output.count(what) == len(limits))
+    finally:
+        for worker, limit in limits.items():
+            resource.prlimit(worker, resource.RLIMIT_NOFILE, limit)
+
+    def is_back(where: str) -> bool:
+        response = infer(clients[where])
+        assert response.status_code in (200, 503), response.text
+        return response.status_code == 200 and prefix(response) == where
+
+    for where in clients:
+        until(partial(is_back, where))
 
 
 def test_ending_answers_what_is_in_flight_and_leaves_nothing(repository: Path) -> None:

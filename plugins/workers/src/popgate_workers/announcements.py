@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between attempts to send a message to a worker that does not read.
 _FULL_TICK = 0.02
-#: Seconds until a change is sent again whose device did not answer.
+#: Seconds until a change is sent again whose device did not answer, or for which the
+#: worker had no descriptors.
 _AGAIN = 1.0
 
 
@@ -75,6 +76,15 @@ class Announcements(FeedingProcess):
         if not self._has_ended:
             self._due[name] = None
             self._wanted.set()
+
+    def not_joined(self, key: str) -> None:
+        """Let the worker try again soon to join a device and to run all models."""
+        asyncio.get_running_loop().call_later(_AGAIN, self._try_again, key)
+
+    def _try_again(self, key: str) -> None:
+        self._joined.discard(key)
+        for name in self._published.names():
+            self.mark(name)
 
     @property
     def is_behind(self) -> bool:

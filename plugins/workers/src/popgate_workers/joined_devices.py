@@ -24,8 +24,10 @@ class JoinedDevices:
 
     async def join(
         self, message: JoinDevice, fd: int, on_lost: Callable[[], None]
-    ) -> None:
-        """Join a device. `on_lost` is called when it has died."""
+    ) -> bool:
+        """Join a device. `on_lost` is called when it has died. Return False if
+        descriptors are short.
+        """
         door, key = socket.socket(fileno=fd), message.key
 
         def lost() -> None:
@@ -42,6 +44,8 @@ class JoinedDevices:
             logger.debug("device %s: %s", key, error)
         except OSError as error:
             logger.warning("the supervisor alone uses device %s: %s", key, error)
+            return False
+        return True
 
     async def wait_for(self, key: str) -> None:
         """Return when an announced device has been joined or cannot be joined."""
@@ -109,7 +113,11 @@ class _Joined:
             loop = asyncio.get_running_loop()
             # Duplicate the descriptor: the device closes its own when its process has
             # died.
-            self._lost_fd = os.dup(device.lost_fileno())
+            try:
+                self._lost_fd = os.dup(device.lost_fileno())
+            except OSError:
+                device.close()
+                raise
             loop.add_reader(device.fileno(), self._poll if self._first else device.poll)
             loop.add_reader(self._lost_fd, device.check)
             self.device = device

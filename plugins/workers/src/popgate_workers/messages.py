@@ -219,6 +219,14 @@ class Left(Message, frozen=True):
     key: int
 
 
+class NotJoined(Message, frozen=True):
+    """The worker had no descriptors to join the device with this key, or, if it is
+    empty, to open channels on its devices.
+    """
+
+    key: str
+
+
 class Pong(Message, frozen=True):
     ask: int
 
@@ -244,7 +252,7 @@ class ParentsTold(Message, frozen=True):
 
 
 Answer = Pong | JournalTold | ParentsTold
-ToSupervisor = Listening | Switched | Left | Answer
+ToSupervisor = Listening | Switched | Left | NotJoined | Answer
 
 START = Receiver[Start](Start, most=MOST)
 TO_WORKER = Receiver[ToWorker](
@@ -253,5 +261,5 @@ TO_WORKER = Receiver[ToWorker](
     most=MOST,
 )
 TO_SUPERVISOR = Receiver[ToSupervisor](
-    *(Listening, Switched, Left, Pong, JournalTold, ParentsTold), most=MOST
+    *(Listening, Switched, Left, NotJoined, Pong, JournalTold, ParentsTold), most=MOST
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -28,7 +29,8 @@ LocalRunner: TypeAlias = JoinedRunner | Ensemble
 class SharedRunners:
     """Makes the runners of worker `number`, on its devices, and closes them.
 
-    Requests in flight on a closed runner have `drain_timeout` seconds.
+    Requests in flight on a closed runner have `drain_timeout` seconds. `lack` is called
+    if descriptors are short for a runner.
     """
 
     def __init__(
@@ -38,12 +40,14 @@ class SharedRunners:
         counters: CounterSegment,
         devices: JoinedDevices,
         drain_timeout: float,
+        lack: Callable[[], None],
     ) -> None:
         self._number = number
         self._table = table
         self._counters = counters
         self._devices = devices
         self._drain_timeout = drain_timeout
+        self._lack = lack
 
     async def find(
         self, one: SharedEntry
@@ -103,6 +107,8 @@ class SharedRunners:
                 "model %s/%s runs in the supervisor: %s",
                 *(one.spec.value.name, one.spec.value.version, error),
             )
+            if not isinstance(error, TimeoutError):
+                self._lack()
             return None
 
     def entry(

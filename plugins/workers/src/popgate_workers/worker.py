@@ -12,6 +12,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Collection, Coroutine, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgpack
@@ -25,6 +26,7 @@ from app.serving.runner import RequestScheduler
 from app.serving.table import ModelEntry, ModelTable
 from app.serving.timeout_policy import TimeoutPolicy
 from engine import (
+    DescriptorsLost,
     ExecutionFailed,
     JoinedRunner,
     MessageTooLong,
@@ -44,6 +46,7 @@ from popgate_workers.messages import (
     Left,
     Listening,
     ModelChanged,
+    NotJoined,
     ParentsTold,
     PingWorker,
     Pong,
@@ -114,8 +117,9 @@ class Worker:
         # Calls on behalf of a request must be reported before it ends.
         first = self.receive_all if self.table.keeps_nested_calls else None
         self._devices = JoinedDevices(first)
+        lack = partial(self._send, NotJoined(""))
         self._runners = SharedRunners(
-            number, self.table, counters, self._devices, drain_timeout
+            number, self.table, counters, self._devices, drain_timeout, lack
         )
         self.paths = WorkerPaths(self.table, keys, connections, drain_timeout)
         #: The published versions of each model: entry and runner by key, and the
@@ -174,6 +178,11 @@ class Worker:
             message, fds = TO_WORKER.receive(self._sock, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
+        except DescriptorsLost as lost:
+            logger.warning("%s", lost)
+            if isinstance(lost.message, JoinDevice):
+                self._send(NotJoined(lost.message.key))
+            return True
         except (OSError, EOFError):
             # The supervisor has died. The signal of its pipe will end this process,
             # too.
@@ -241,7 +250,8 @@ class Worker:
             logger.error("the supervisor cannot be told: %s", error)
 
     async def _join(self, message: JoinDevice, fd: int) -> None:
-        await self._devices.join(message, fd, self._publish_all)
+        if not await self._devices.join(message, fd, self._publish_all):
+            self._send(NotJoined(message.key))
 
     async def _take_over(self, message: ModelChanged) -> None:
         """Run these versions of a changed model, and no others."""

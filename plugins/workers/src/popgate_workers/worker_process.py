@@ -23,6 +23,7 @@ from popgate_workers.messages import (
     AskParents,
     Left,
     Listening,
+    NotJoined,
     PingWorker,
     Question,
     ServeConnection,
@@ -167,6 +168,8 @@ class StartedWorker:
                     self.announcements.switched(message.seq)
                 case Left():
                     self.announcements.left(message.key)
+                case NotJoined():
+                    self.announcements.not_joined(message.key)
                 case answer:
                     self.questions.answered(answer, fds)
         finally:
