@@ -335,6 +335,8 @@ class DeviceWatch:
         device = self.device
         while True:
             await asyncio.sleep(RUN_INTERVAL)
+            if self._lost_fd < 0 and (self._recovery is None or self._recovery.done()):
+                self._watch_life()
             if device.models.is_to_resume and (
                 self._resumption is None or self._resumption.done()
             ):
@@ -358,7 +360,10 @@ class DeviceWatch:
                 return
             # Duplicate the descriptor. Other code may close the device's own first, and
             # a new connection may then get the same number.
-            self._lost_fd = os.dup(fd)
+            try:
+                self._lost_fd = os.dup(fd)
+            except OSError:  # no descriptor is left: `_look_at_runs` tries again
+                return
         self._loop.add_reader(self._lost_fd, self._check)
 
     def _forget_life(self) -> None:

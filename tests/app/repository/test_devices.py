@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from app.background import DaemonPool
-from app.repository.devices import GatewayDevices
+from app.repository.devices import DeviceWatch, GatewayDevices
 from engine import (
     DeviceLost,
+    DeviceManager,
     DeviceState,
     DeviceWaitConfig,
     ModelRunner,
@@ -81,3 +84,40 @@ async def _back_by_a_request(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
         runner.close()
         devices.close()
         pool.close()
+
+
+def test_a_device_is_watched_that_came_back_without_a_descriptor_left() -> None:
+    asyncio.run(_watched_again())
+
+
+class LastDescriptor(DaemonPool):
+    """A pool whose process has no descriptor left once a device is restarted."""
+
+    def __init__(self) -> None:
+        super().__init__(4, "devices")
+        self.limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def run(self, call: Callable[[], Any]) -> Any:
+        result = await super().run(call)
+        if getattr(call, "__name__", "") == "recover":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, self.limits[1]))
+        return result
+
+
+async def _watched_again() -> None:
+    pool = LastDescriptor()
+    back = asyncio.Event()
+    with DeviceManager("cpu:24-24").get_device() as device:
+        watch = DeviceWatch(device, asyncio.get_running_loop(), pool, back.set)
+        try:
+            for restarts in (1, 2):
+                assert device.pid is not None
+                os.kill(device.pid, signal.SIGKILL)
+                await asyncio.wait_for(back.wait(), 60)
+                back.clear()
+                assert device.restarts == restarts
+                resource.setrlimit(resource.RLIMIT_NOFILE, pool.limits)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, pool.limits)
+            watch.close()
+            pool.close()
