@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -147,12 +150,69 @@ def test_a_call_without_room_for_its_descriptors_fails_alone() -> None:
             assert isinstance(found.report.to_error(), Refused)
             error = await process.failure(1)
             assert isinstance(error, Refused)
-            assert "cannot be sent" in str(error)
+            assert "no room for it" in str(error)
         found = await process.ask(ReadyAsked(5, "other", ""))
         assert found == ReadyTold(5, ready=False)
         close_all(fds)
 
     with_process(check)
+
+
+def test_a_call_whose_inputs_find_no_memory_fails_alone() -> None:
+    async def check(process: Process) -> None:
+        with SharedMemory.create("test", 1 << 30) as memory:
+            inputs = Tensors(place=(0, 1 << 30))
+            call = ModelCall(6, "other", "", 0, inputs, None, {})
+            with no_memory():
+                found = await process.ask(call, [memory.fd])
+        assert isinstance(found, CallFailed)
+        error = found.report.to_error()
+        assert isinstance(error, Refused)
+        assert "Cannot allocate memory" in str(error)
+        found = await process.ask(ReadyAsked(5, "other", ""))
+        assert found == ReadyTold(5, ready=False)
+
+    with_process(check)
+
+
+@contextlib.contextmanager
+def no_memory() -> Iterator[None]:
+    """Lets this process have little more memory until the end of the block."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + (512 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def test_a_stream_ends_with_a_response_that_finds_no_memory(client: Client) -> None:
+    stream = client.client.stream(("other", ""), {}, {})
+    with SharedMemory.create("test", 1 << 30) as memory, no_memory():
+        told = CallOutputs(stream.number, Tensors(place=(0, 1 << 30)), more=True)
+        client.owner.send(told, [memory.fd])
+        with pytest.raises(Refused, match="no room for the answer"):
+            list(stream)
+    assert isinstance(client.owner.receive()[0], ModelCall)
+    assert client.owner.receive()[0] == CallGivenUp(stream.number)
+
+
+def test_a_call_for_which_no_thread_starts_fails_alone(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", fail)
+        with pytest.raises(Refused, match="can't start new thread"):
+            client.begin()
+    call = client.begin()
+    client.owner.answer(call.number, {})
+    call.wait()
+    assert call.outputs() == {}
 
 
 def test_a_question_that_fails_is_answered() -> None:

@@ -16,10 +16,16 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import EngineBug, EngineError
+from engine.errors import EngineBug, EngineError, Refused
 from engine.tensor import Tensor
 from engine.transport.error_report import ErrorReport
-from engine.transport.messages import Message, Receiver, close_all, send
+from engine.transport.messages import (
+    DescriptorsLost,
+    Message,
+    Receiver,
+    close_all,
+    send,
+)
 from engine.transport.shared_memory import SharedMemory
 from engine.transport.tensor_pack import pack_tensors, unpack_tensors
 from popef_io import DataType
@@ -275,6 +281,16 @@ TO_MODEL = Receiver[ToModel](
 )
 
 
+class InputsLost(Exception):
+    """The inputs of call `number` did not arrive, because descriptors or memory are
+    short.
+    """
+
+    def __init__(self, number: int, why: BaseException) -> None:
+        super().__init__(f"the server has no room for the inputs of a call: {why}")
+        self.number = number
+
+
 class CallSocket:
     """The owner's end of the socket for the calls of one process. Never blocks. For one
     thread.
@@ -293,15 +309,22 @@ class CallSocket:
         route or metrics. Also return the inputs of a call.
 
         Raises BlockingIOError if there is none, EOFError at the end, MalformedMessage,
-        and EngineBug for inputs that are not in the segment.
+        InputsLost, and EngineBug for inputs that are not in the segment.
         """
-        message, fds = TO_OWNER.receive(self._sock)
         try:
-            if isinstance(message, ModelCall):
-                return message, message.tensors.read(fds)
+            message, fds = TO_OWNER.receive(self._sock)
+        except DescriptorsLost as lost:
+            if isinstance(lost.message, ModelCall):
+                raise InputsLost(lost.message.number, lost) from None
+            raise
+        if not isinstance(message, ModelCall):
             return message, {}
+        try:
+            return message, message.tensors.read(fds)
         except (LookupError, TypeError, ValueError) as error:
             raise EngineBug(f"a call without its inputs: {error!r}") from None
+        except (OSError, MemoryError) as error:
+            raise InputsLost(message.number, error) from None
         finally:
             close_all(fds)
 
@@ -310,19 +333,12 @@ class CallSocket:
         question.
 
         Raises BlockingIOError if the socket has no room, OSError if no process listens
-        any more, and MessageTooLong.
+        any more, MessageTooLong, and Refused if descriptors or memory are short.
         """
-        message: ToModel
-        fds: list[int] = []
-        if isinstance(answer, tuple):
-            message, fds = ClientRequestsTold.of(number, answer)
-        elif isinstance(answer, bool):
-            message = ReadyTold(number, answer)
-        elif isinstance(answer, EngineError):
-            message = CallFailed(number, ErrorReport.of(answer))
-        else:
-            tensors, fds = Tensors.of(answer)
-            message = CallOutputs(number, tensors, more)
+        try:
+            message, fds = _message_of(number, answer, more)
+        except (OSError, MemoryError) as error:
+            raise Refused(f"the server has no room for it: {error}") from None
         try:
             self.send(message, fds)
         finally:
@@ -337,3 +353,17 @@ class CallSocket:
 
     def __repr__(self) -> str:
         return f"<CallSocket {self._sock.fileno()}>"
+
+
+def _message_of(
+    number: int, answer: CallAnswer, more: bool
+) -> tuple[ToModel, list[int]]:
+    """Return an answer as a message, and descriptors that the caller closes."""
+    if isinstance(answer, tuple):
+        return ClientRequestsTold.of(number, answer)
+    if isinstance(answer, bool):
+        return ReadyTold(number, answer), []
+    if isinstance(answer, EngineError):
+        return CallFailed(number, ErrorReport.of(answer)), []
+    tensors, fds = Tensors.of(answer)
+    return CallOutputs(number, tensors, more), fds

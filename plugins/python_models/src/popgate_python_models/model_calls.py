@@ -10,7 +10,6 @@ route (call_routes.py). Everything here belongs to the event loop's thread, exce
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 from collections import deque
@@ -22,19 +21,13 @@ from app.observe.metrics import ModelMetrics
 from app.serving.calls.parent_request import ClientRequest, ParentRequest, RemoteParents
 from app.serving.feeders import Feeder
 from app.serving.table import ModelTable, infer_path
-from engine import (
-    Cancelled,
-    DescriptorsLost,
-    EngineError,
-    ExecutionFailed,
-    Refused,
-    Tensor,
-)
+from engine import Cancelled, EngineError, ExecutionFailed, Refused, Tensor
 from popgate_python_messages.call_messages import (
     CallAnswer,
     CallGivenUp,
     CallSocket,
     ClientRequestsAsked,
+    InputsLost,
     MetricsTold,
     ModelCall,
     ReadyAsked,
@@ -48,9 +41,6 @@ from popgate_python_models.parent_requests import ParentRequests
 from popgate_python_models.shown_metrics import ShownMetrics
 
 logger = logging.getLogger("app.serving.calls.model_calls")
-
-#: The errors of a process that lacks descriptors for a message.
-_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
 
 
 class PythonModelCalls(Feeder):
@@ -181,8 +171,8 @@ class CallingProcess:
             found, inputs = self._sock.receive()
         except BlockingIOError:
             return
-        except DescriptorsLost as lost:
-            self._refuse(lost)
+        except InputsLost as lost:
+            self._send_answer(lost.number, Refused(str(lost)))
             return
         except (OSError, EOFError, ValueError):
             self.close()
@@ -195,12 +185,6 @@ class CallingProcess:
             self._begin(found, inputs)
         else:
             self._take[type(found)](found)
-
-    def _refuse(self, lost: DescriptorsLost) -> None:
-        """Refuse a call whose inputs did not arrive."""
-        if isinstance(lost.message, ModelCall):
-            error = Refused(f"the server cannot take the inputs of a call: {lost}")
-            self._send_answer(lost.message.number, error)
 
     def _begin(self, message: ModelCall, inputs: Mapping[str, Tensor]) -> None:
         calls = self._calls
@@ -293,10 +277,10 @@ class CallingProcess:
             except BlockingIOError:
                 self._loop.add_writer(self._sock, self._send)
                 return
-            except (EngineError, OSError, ValueError) as error:
-                if isinstance(error, OSError) and error.errno not in _NO_DESCRIPTORS:
-                    self.close()
-                    return
+            except OSError:
+                self.close()
+                return
+            except (EngineError, ValueError) as error:
                 self._fail_unsent(number, error)
             self._unsent.popleft()
         self._loop.remove_writer(self._sock)
@@ -306,7 +290,7 @@ class CallingProcess:
         too long. Otherwise a thread of the model would wait without end.
         """
         logger.error("an answer to model %s cannot be sent: %s", self.name, error)
-        kind = Refused if isinstance(error, OSError) else ExecutionFailed
+        kind = Refused if isinstance(error, Refused) else ExecutionFailed
         failure = kind(f"the answer cannot be sent: {error}")
         called = self._under_way.get(number)
         if called is not None:

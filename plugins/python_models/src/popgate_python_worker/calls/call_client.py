@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
 
     from popgate_python_worker.calls.loop_driver import LoopDriver
     from popgate_python_worker.calls.routes import RoutedCall, Routes
+
+#: Seconds until the thread that lacks memory receives again.
+_PAUSE = 0.01
 
 
 class CallClient:
@@ -206,12 +210,9 @@ class CallClient:
             if self._closed:
                 close_all(fds)
                 raise DeviceLost("cannot call other models: no server runs this one")
-            self._calls[call.number] = call
             if self._reader is None:
-                self._reader = threading.Thread(
-                    target=self._read, name="answers", daemon=True
-                )
-                self._reader.start()
+                self._reader = self._start_reader(fds)
+            self._calls[call.number] = call
         try:
             send(self._sock, message, fds)
         except OSError as error:
@@ -224,6 +225,16 @@ class CallClient:
             raise InvalidInput(f"the call cannot be sent: {error}") from None
         finally:
             close_all(fds)
+
+    def _start_reader(self, fds: Sequence[int]) -> threading.Thread:
+        """Start the thread that receives answers. Raises Refused, and closes `fds`."""
+        reader = threading.Thread(target=self._read, name="answers", daemon=True)
+        try:
+            reader.start()
+        except RuntimeError as error:
+            close_all(fds)
+            raise Refused(f"cannot call other models now: {error}") from None
+        return reader
 
     def send(self, message: ToOwner) -> None:
         """Send a message that has no answer."""
@@ -239,7 +250,10 @@ class CallClient:
         try:
             with contextlib.suppress(OSError, EOFError, ValueError):
                 while True:
-                    self._receive()
+                    try:
+                        self._receive()
+                    except MemoryError:  # some is free again when the run has ended
+                        time.sleep(_PAUSE)
         finally:
             self._lose_calls()
 
@@ -287,15 +301,23 @@ class CallClient:
             return
         number, more = message.number, isinstance(message, CallOutputs) and message.more
         call = self._calls.get(number) if more else self._calls.pop(number, None)
-        if call is not None:
-            call.receive(_result_of(message, fds), more)
+        if call is None:
+            return
+        result = _result_of(message, fds)
+        if more and isinstance(result, EngineError):  # nothing takes further responses
+            self._give_up(number)
+            more = False
+        call.receive(result, more)
 
     def _take_route(self, message: RouteOffered, fds: list[int]) -> None:
         if self._routes is None:
             from popgate_python_worker.calls.routes import Routes
 
             self._routes = Routes(self.send)
-        self._routes.accept(message, fds)
+        try:
+            self._routes.accept(message, fds)
+        except (OSError, RuntimeError):  # memory or threads are short
+            self.send(RouteLeft(message.number))
 
     def close(self) -> None:
         """Fail the calls under way, and end the thread."""
@@ -327,6 +349,8 @@ def _result_of(answer: Answer, fds: Sequence[int]) -> Result:
         return {name: tensor.numpy().copy() for name, tensor in tensors.items()}
     except EngineError as error:
         return error
+    except (OSError, MemoryError) as error:
+        return Refused(f"the model has no room for the answer to a call: {error}")
     except Exception as error:  # the caller waits for a result
         return EngineBug(f"an answer cannot be read: {error!r}")
 

@@ -164,12 +164,11 @@ class Routes:
             self._log = CallLog.attach(fds[-1])
         route = CallRoute(offer)
         with self._lock:
-            self._by_number[route.number] = route
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name=_THREAD, daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
+                thread.start()
+                self._thread = thread
+            self._by_number[route.number] = route
         self._work.put(
             partial(self._open, route, list(zip(offer.devices, doors, strict=True)))
         )
