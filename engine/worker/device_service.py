@@ -4,6 +4,7 @@ connection.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import itertools
 import logging
@@ -11,6 +12,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -55,6 +57,7 @@ from engine.transport.error_report import ErrorReport
 from engine.transport.link import Link
 from engine.transport.messages import (
     MAX_MESSAGE,
+    DescriptorsLost,
     MalformedMessage,
     Message,
     close_all,
@@ -72,6 +75,9 @@ from engine.worker.scheduler import Scheduler
 from popef_io import PopefError
 
 logger = logging.getLogger(__name__)
+
+#: Seconds until a process that lacks descriptors or threads tries again.
+_PAUSE = 0.01
 
 
 class SessionService(Protocol):
@@ -108,6 +114,17 @@ class _Guests:
             and message.link not in self.links
         ):
             raise InvalidInput("the link belongs to another process")
+
+
+def _begin(serve: Callable[..., None], *arguments: object) -> None:
+    """Serve a connection in a thread. Wait while threads are short."""
+    while True:
+        try:
+            # `Thread.start` waits for ever if the new thread lacks memory.
+            _thread.start_new_thread(serve, arguments)
+            return
+        except RuntimeError:
+            time.sleep(_PAUSE)
 
 
 class DeviceService:
@@ -149,11 +166,10 @@ class DeviceService:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(
-                target=self._serve, args=(sock,), name="connection", daemon=True
-            ).start()
+            except OSError:  # descriptors are short
+                time.sleep(_PAUSE)
+                continue
+            _begin(self._serve, sock, None)
 
     def _open_door(self, door: socket.socket) -> None:
         """Serve a connection on each socket that comes through the door, until the door
@@ -162,13 +178,12 @@ class DeviceService:
         guests = _Guests()
         with door, contextlib.suppress(OSError, EOFError, ValueError):
             while True:
-                _, fds = DOOR.receive(door)
+                try:
+                    _, fds = DOOR.receive(door)
+                except DescriptorsLost:
+                    continue
                 for fd in fds:
-                    sock = socket.socket(fileno=fd)
-                    arguments = sock, guests
-                    threading.Thread(
-                        target=self._serve, args=arguments, name="guest", daemon=True
-                    ).start()
+                    _begin(self._serve, socket.socket(fileno=fd), guests)
 
     def _serve(self, sock: socket.socket, guests: _Guests | None = None) -> None:
         owned: list[ClientProcess] = []

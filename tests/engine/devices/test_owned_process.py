@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from engine import (
     Device,
     DeviceLost,
     DeviceState,
+    JoinedDevice,
     ModelRunner,
     ModelRunnerConfig,
     Tensor,
@@ -91,6 +94,30 @@ def test_a_device_is_not_judged_without_a_descriptor_to_ask_it(
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert own_device.check_responsive()
+    assert own_device.restarts == 0
+
+
+def test_a_process_answers_again_that_lacked_descriptors_to_answer(
+    own_device: Device,
+) -> None:
+    """Without them it takes no connection, neither from its owner nor from guests."""
+    pid, door = own_device.pid, own_device.invite()
+    assert pid is not None
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with contextlib.suppress(DeviceLost):
+            own_device.ping(timeout=0.5)  # it may have a descriptor for the next one
+        with pytest.raises(DeviceLost, match="has not answered a ping"):
+            own_device.ping(timeout=0.5)
+        another = socket.socket(fileno=os.dup(door.fileno()))
+        with pytest.raises(DeviceLost):
+            JoinedDevice(own_device.id, another)
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    assert own_device.ping().pid == pid
+    with JoinedDevice(own_device.id, door) as joined:
+        assert joined.ping().pid == pid
     assert own_device.restarts == 0
 
 
