@@ -278,8 +278,9 @@ class LinkedDevice(ABC):
         """Hand a channel over to the process. Return the channel's number in
         completions.
         """
+        connection = self._linked()
         message = OpenChannel(
-            self._link_number(),
+            connection.number,
             mine.replica,
             layout.to_message(),
             mine.priority,
@@ -288,22 +289,24 @@ class LinkedDevice(ABC):
         )
         number = self.call(message, ChannelOpened, [channel.memory.fd]).channel
         channel.memory.detach_fd()
-        self.channels.add(number, mine)
+        with self.lock:
+            if self._connection is not connection:  # the next process has other numbers
+                raise self.want()
+            self.channels.add(number, mine)
         return number
 
     def close_channel(self, mine: RequestChannel) -> None:
         self.channels.remove(mine)
         with contextlib.suppress(EngineError, OSError):
-            link = self._link_number()
-            message = CloseChannel(link, mine.number)
+            message = CloseChannel(self._linked().number, mine.number)
             self.call(message, Done, timeout=STOP_TIMEOUT)
         mine.close()
 
-    def _link_number(self) -> int:
+    def _linked(self) -> DeviceConnection:
         connection = self._connection
         if connection is None:
             raise DeviceLost(f"device {self.id} is {self.state.value}")
-        return connection.number
+        return connection
 
     def _fail_all(self, error: EngineError) -> None:
         """End all requests in flight, and release the link. The caller holds the lock.

@@ -31,9 +31,9 @@ from engine import (
     Tensor,
 )
 from engine.transport import control
-from engine.transport.device_messages import Done, Invite, Ping, Status
+from engine.transport.device_messages import Done, Invite, OpenChannel, Ping, Status
 from engine.transport.error_report import ErrorReport
-from engine.transport.messages import encode
+from engine.transport.messages import Message, encode
 from tests.engine import models
 from tests.support import is_gone, until
 
@@ -42,6 +42,38 @@ ROOT = Path(__file__).parents[3]
 
 def count_of(value: int) -> dict[str, Tensor]:
     return {"count": Tensor.from_numpy(np.array(value, np.int64))}
+
+
+def test_a_channel_is_not_open_whose_process_died_as_it_opened(
+    tmp_path: Path, own_device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a number of the old process. The new one knows no such channel, or another
+    one."""
+    config = ModelRunnerConfig(replica_to_device={0: own_device}, auto_reset=True)
+    path, ask = models.affine(tmp_path / "m.popef"), own_device.process.ask
+    row = {"input": np.zeros((1, 4), np.float32)}
+    killed: list[int] = []
+
+    def ask_and_kill(message: Message, *arguments: Any) -> Any:
+        answer, pid = ask(message, *arguments), own_device.pid
+        if isinstance(message, OpenChannel) and not killed:
+            assert pid is not None
+            killed.append(pid)
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: not own_device.check())
+        return answer
+
+    with ModelRunner(path, config) as runner:
+        monkeypatch.setattr(own_device.process, "ask", ask_and_kill)
+        with pytest.raises(DeviceLost, match="its process died of SIGKILL"):
+            ModelRunner(path, config)
+        assert runner.execute(row, timeout=60)["output"].shape == (1, 4)
+        killed.clear()  # now while the model is loaded again
+        os.kill(own_device.process.pid or 0, signal.SIGKILL)
+        until(lambda: not own_device.check())
+        with pytest.raises(DeviceLost, match="its process died of SIGKILL"):
+            runner.execute(row, timeout=60)
+        assert runner.execute(row, timeout=60)["output"].shape == (1, 4)
 
 
 def test_a_killed_device_fails_its_requests_and_comes_back(
