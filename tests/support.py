@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import threading
 import time
@@ -37,10 +38,15 @@ def is_gone(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def no_descriptors() -> Iterator[None]:
-    """Lets this process open no further descriptor until the end of the block."""
+def no_descriptors(but: int = 0) -> Iterator[None]:
+    """Lets this process open no further descriptors, or so few, until the end of the
+    block.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    names = os.listdir("/proc/self/fd")  # with the one of the folder, which has ended
+    used = {int(name) for name in names if Path("/proc/self/fd", name).exists()}
+    free = [number for number in range(len(used) + but + 1) if number not in used]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[but] if but else 3, hard))
     try:
         yield
     finally:

@@ -23,19 +23,25 @@ import os
 import re
 import resource
 import signal
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import pytest
 
 from app.plugins import ROUTES, TRACERS, plugin_names
 from plugins.workers.tests.conftest import connect, infer, metric, prefix, process_of
+from popgate_workers.messages import Start
+from popgate_workers.shared_totals import SharedTotals
+from popgate_workers.worker_process import StartedWorker
 from tests.app.served import ServedGateway, add
 from tests.engine import models
-from tests.support import is_gone, until
+from tests.support import is_gone, no_descriptors, until
 
 TWICE = [3.0, 5.0, 7.0, 9.0]
 
@@ -291,6 +297,18 @@ def test_a_device_comes_back_for_workers_that_lack_descriptors(
 
     for where in clients:
         until(partial(is_back, where))
+
+
+def test_a_worker_that_cannot_start_leaves_no_descriptor() -> None:
+    folder = Path("/proc/self/fd")
+    workers: Any = SimpleNamespace(totals=SharedTotals.create(2))
+    workers.start_message = Start({}, 1, keeps_listener=False)
+    with workers.totals.memory, socket.socket() as listener:
+        for left in range(4):
+            before = len(list(folder.iterdir()))
+            with no_descriptors(but=left), pytest.raises(OSError, match="Too many"):
+                StartedWorker(workers, 0, listener, lambda: None)
+            assert len(list(folder.iterdir())) == before
 
 
 def test_ending_answers_what_is_in_flight_and_leaves_nothing(repository: Path) -> None:

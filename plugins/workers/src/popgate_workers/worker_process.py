@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -85,14 +86,17 @@ class StartedWorker:
         listener: socket.socket,
         on_listening: Callable[[], None],
     ) -> None:
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._number = number
         self._on_listening = on_listening
         #: Whether the worker has begun to accept connections.
         self.is_up = False
-        self.counters = CounterSegment.create()
+        with ExitStack() as made:
+            both = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            mine, theirs = map(made.enter_context, both)
+            self.counters = made.enter_context(closing(CounterSegment.create()))
+            read_end, self._owner_pipe = os.pipe()
+            made.pop_all()
         self._sock = mine
-        read_end, self._owner_pipe = os.pipe()
         self._process: subprocess.Popen[bytes] | None = None
         try:
             with starting():
