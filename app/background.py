@@ -40,7 +40,7 @@ class DaemonPool:
     def submit(self, call: Callable[[], T], order: float = 0.0) -> Future[T]:
         """Run `call` in a thread of the pool. From any thread; never blocks.
 
-        Raises RuntimeError if no thread exists and none can be started.
+        The job fails with RuntimeError if no thread exists and none can be started.
         """
         job: Future[T] = Future()
         with self._lock:
@@ -55,9 +55,10 @@ class DaemonPool:
                 try:
                     thread.start()
                     self._threads.append(thread)
-                except RuntimeError:  # other threads of the pool, if any, run the job
+                except RuntimeError as error:  # other threads, if any, run the job
                     if not self._threads:
-                        raise
+                        job.set_exception(error)
+                        return job
         self._work.put((order, next(self._numbers), _Job(job, call)))
         return job
 

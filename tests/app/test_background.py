@@ -118,7 +118,7 @@ def test_a_thread_that_cannot_be_started_is_not_counted(
     with monkeypatch.context() as short:
         short.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="can't start"):
-            pool.submit(lambda: 1)
+            pool.submit(lambda: 1).result(WAIT)
         assert not pool.is_busy
     gate = threading.Event()
     first = pool.submit(lambda: gate.wait(WAIT))

@@ -126,6 +126,18 @@ def test_what_waits_for_the_thread_is_counted(service: Service) -> None:
     assert service.transfers.reserved == 0
 
 
+def test_work_for_which_no_thread_starts_counts_no_longer(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start"):
+        asyncio.run(service.encode(lambda: Response(200, b"", [], 0), MIB, latest()))
+    assert service.transfers.reserved == 0
+
+
 @pytest.mark.usefixtures("without_collector")
 def test_a_body_that_is_refused_goes_at_once(service: Service) -> None:
     async def refuse() -> weakref.ref[memoryview]:
