@@ -115,7 +115,9 @@ class ServedGateway:
         if not any(option.startswith("--uds") for option in options):
             command += ["--port", "0"]
         command += options
-        environment = {**os.environ, "POPGATE_POOL": self.pool, **variables}
+        # What holds a device in a test may have to for longer than the default of 30 s.
+        own = {"POPGATE_POOL": self.pool, "POPGATE_RUN_TIMEOUT": "0"}
+        environment = {**os.environ, **own, **variables}
         self.process = subprocess.Popen(
             [*before, *popgate(first), *command],
             cwd=cwd,
