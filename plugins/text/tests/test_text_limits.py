@@ -175,3 +175,17 @@ def test_a_refusal_says_how_long_the_texts_in_flight_take() -> None:
     with pytest.raises(QueueFull) as refused:
         admission.acquire(1)
     assert refused.value.retry_after == pytest.approx(0.5)
+
+
+def test_requests_with_many_texts_leave_room_to_small_ones() -> None:
+    admission = TextAdmission(160)
+    admission.acquire(100)
+    with pytest.raises(QueueFull, match="has 41; the limit is 140"):
+        admission.acquire(41)
+    admission.acquire(40)
+    for _ in range(20):
+        admission.acquire(1)
+    with pytest.raises(QueueFull, match="the limit is 160"):
+        admission.acquire(1)
+    alone = TextAdmission(160)
+    alone.acquire(160)

@@ -2,6 +2,7 @@
 
 Covers: plugins/text/src/popgate_text/format.py,
 plugins/text/src/popgate_text/scheduler.py,
+plugins/text/src/popgate_text/joining.py,
 plugins/text/src/popgate_text/conversion.py,
 plugins/text/src/popgate_text/tokenizer.py.
 """

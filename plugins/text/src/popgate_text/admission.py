@@ -10,6 +10,9 @@ from engine import QueueFull
 
 #: Weight of the newest request in the mean time per string.
 _NEWEST: Final = 0.25
+#: A request of more texts leaves this part of the room to others, unless it is alone.
+_FEW: Final = 16
+_PART: Final = 8
 #: Seconds per string before any has ended.
 _UNKNOWN: Final = 0.1
 
@@ -36,11 +39,14 @@ class TextAdmission:
         Raises `QueueFull` with the time after which a retry would be admitted if no
         other texts arrive.
         """
-        excess = self.held + texts - self.limit
+        limit = self.limit
+        if texts > _FEW and self.held:
+            limit -= limit // _PART
+        excess = self.held + texts - limit
         if excess > 0:
             msg = (
                 f"{self.held} texts are in flight and the request has {texts}; "
-                f"the limit is {self.limit} (max_concurrent_texts in the "
+                f"the limit is {limit} (max_concurrent_texts in the "
                 "section [text])"
             )
             raise QueueFull(msg, max(0.001, excess * self._seconds))

@@ -29,7 +29,9 @@ from engine import EngineError, QueueFull, Tensor
 from popef_io import DataType
 from popgate_text.admission import TextAdmission
 from popgate_text.config import TextConfig
+from popgate_text.feeding import Feeding
 from popgate_text.folder import TOKENIZER, TOKENS, TextModel
+from popgate_text.joining import joined
 from popgate_text.tokenizer import Encoded, TextTokenizer
 from popgate_text.turns import at_once, in_turns
 
@@ -44,8 +46,8 @@ WRONG_KIND: Final = "wrong_model_kind"
 MOST_VECTOR_BYTES: Final = 64 << 20
 #: Most bytes that are tokenized in the event loop: a thread's detour takes as long.
 AT_ONCE: Final = 1024
-#: Most rows of one request in the engine at a time.
-IN_FLIGHT: Final = 256
+#: More rows than this are joined in a thread.
+JOINED_AT_ONCE: Final = 64
 #: The tokens of all texts, and the nanoseconds that took.
 Rows: TypeAlias = tuple[list[Encoded], int]
 _DIRECTIONS: Final = {"right": "right", "left": "left"}
@@ -123,42 +125,50 @@ class TextRun(Pending):
         options: TextOptions,
         deadline: float,
         on_done: Callable[[Any], None],
-        admission: TextAdmission,
+        scheduler: TextScheduler,
     ) -> None:
         super().__init__({}, deadline, on_done, request.priority)
         self.options = options
         self.counts = TokenCounts()
-        self._admission = admission
+        self._scheduler = scheduler
         self._held = 0
-        self.tokenizing: asyncio.Future[Rows] | None = None
+        #: Its work in a thread: tokenizing, or joining the results.
+        self.in_thread: asyncio.Future[Any] | None = None
         self.rows: list[Encoded] = []
         self.results: list[Mapping[str, Tensor] | None] = []
         self.next = 0
         self.left = 0
         self.running: dict[int, Submitted] = {}
-        self.is_feeding = False
         #: Whether its rows are being abandoned. Each calls `_row_done` meanwhile.
         self.is_given_up = False
 
     def admit(self, texts: int) -> None:
         """Count the texts as in flight until the request ends. Raises `QueueFull`."""
-        self._admission.acquire(texts)
+        self._scheduler.admission.acquire(texts)
         self._held = texts
 
     def release(self, *, answered: bool) -> None:
         """Release the texts that `admit` counted."""
         held, self._held = self._held, 0
         if held:
-            self._admission.release(held, answered=answered)
+            self._scheduler.admission.release(held, answered=answered)
+
+    @property
+    def rows_left(self) -> int:
+        return len(self.rows) - self.next
+
+    def feed(self) -> bool:
+        return self._scheduler.feed(self)
 
     def resolve(self, error: Exception | None = None) -> None:
+        self._scheduler.feeding.leave(self)
         self.release(answered=error is None)
         super().resolve(error)
 
     def give_up(self, error: EngineError) -> None:
         self.is_given_up = True
-        if self.tokenizing is not None:
-            self.tokenizing.cancel()
+        if self.in_thread is not None:
+            self.in_thread.cancel()
         for submitted in list(self.running.values()):
             if not submitted.done:
                 submitted.abandon(error)
@@ -179,7 +189,8 @@ class TextScheduler:
         self.config = config
         self.tokenizer = tokenizer
         self._runner = runner
-        self._admission = TextAdmission(config.max_concurrent_texts)
+        self.admission = TextAdmission(config.max_concurrent_texts)
+        self.feeding: Feeding[TextRun] = Feeding()
         tokens = spec.outputs_by_name.get(TOKENS)
         #: Bytes of one token's vector; 0 if the model gives none.
         self._vector_bytes = 0
@@ -219,7 +230,7 @@ class TextScheduler:
     ) -> TextRun:
         """Run a request. Raises `InvalidRequest`, and the runner's errors."""
         options = options_of(request)
-        run = TextRun(request, options, deadline, on_done, self._admission)
+        run = TextRun(request, options, deadline, on_done, self)
         given = request.inputs.get(TEXT) or request.inputs.get(ALIAS)
         own = options.ids if options.texts is None else options.texts
         count = len(own or ())
@@ -249,8 +260,8 @@ class TextScheduler:
         if size <= AT_ONCE:
             self._begin(run, *at_once(rows))
             return
-        run.tokenizing = asyncio.get_running_loop().create_task(in_turns(rows))
-        run.tokenizing.add_done_callback(partial(self._encoded, run))
+        run.in_thread = asyncio.get_running_loop().create_task(in_turns(rows))
+        run.in_thread.add_done_callback(partial(self._encoded, run))
 
     # -- from texts to rows
 
@@ -341,7 +352,7 @@ class TextScheduler:
         return [prompt + text for text in texts]
 
     def _encoded(self, run: TextRun, task: asyncio.Future[Rows]) -> None:
-        run.tokenizing = None
+        run.in_thread = None
         if run.done:
             if not task.cancelled():
                 task.exception()  # retrieve the exception, so that asyncio logs nothing
@@ -359,37 +370,31 @@ class TextScheduler:
         run.options.tokens = [len(row.ids) for row in rows]
         run.options.tokenizing_ns = run.counts.tokenizing_ns = tokenizing_ns
         run.results = [None] * len(rows)
-        self._feed(run)
+        self.feeding.begin(run)
 
-    def _feed(self, run: TextRun) -> None:
-        """Give the engine the next rows. Raises the runner's errors."""
-        run.is_feeding = True
+    def feed(self, run: TextRun) -> bool:
+        """Give the engine the next row; return whether it took the row.
+
+        Raises the runner's errors.
+        """
+        number = run.next
         try:
-            while run.next < len(run.rows) and len(run.running) < IN_FLIGHT:
-                number = run.next
-                inputs = self._tensors(run.rows[number])
-                try:
-                    submitted = self._runner.submit(
-                        inputs,
-                        deadline=run.deadline,
-                        on_done=partial(self._row_done, run, number),
-                        priority=run.priority,
-                        optional=run.options.all_tokens,
-                    )
-                except QueueFull:
-                    if not run.running:
-                        raise
-                    return  # it continues when one of its own rows has ended
-                run.next += 1
-                if not submitted.done:
-                    run.running[number] = submitted
-                if run.done:
-                    return
-        except Exception:
+            submitted = self._runner.submit(
+                self._tensors(run.rows[number]),
+                deadline=run.deadline,
+                on_done=partial(self._row_done, run, number),
+                priority=run.priority,
+                optional=run.options.all_tokens,
+            )
+        except Exception as error:
+            if isinstance(error, QueueFull) and run.running:
+                return False  # it continues when one of its own rows has ended
             run.give_up(_gone())
             raise
-        finally:
-            run.is_feeding = False
+        run.next += 1
+        if not submitted.done:
+            run.running[number] = submitted
+        return True
 
     def _tensors(self, row: Encoded) -> dict[str, Tensor]:
         count = len(row.ids)
@@ -424,59 +429,45 @@ class TextScheduler:
             run.options.tokens[number], submitted.batch_rows, submitted.batch_length
         )
         run.left -= 1
+        if run.left:
+            self.feeding.go_on(run)
+        elif len(run.results) <= JOINED_AT_ONCE:
+            try:
+                self._answer(run, self._joined(run))
+            except Exception as error:
+                run.resolve(error)
+        else:
+            joining = in_turns(self._joining(run))
+            run.in_thread = asyncio.get_running_loop().create_task(joining)
+            run.in_thread.add_done_callback(partial(self._has_joined, run))
+
+    def _has_joined(
+        self, run: TextRun, task: asyncio.Future[tuple[dict[str, Tensor], int]]
+    ) -> None:
+        run.in_thread = None
+        if task.cancelled():
+            return
         try:
-            if not run.left:
-                run.outputs = self._joined(run)
-                run.tokens = run.counts
-                run.resolve()
-            elif not run.is_feeding:
-                self._feed(run)
+            self._answer(run, task.result()[0])
         except Exception as error:
             run.resolve(error)
 
+    def _answer(self, run: TextRun, outputs: dict[str, Tensor]) -> None:
+        run.outputs, run.tokens = outputs, run.counts
+        run.resolve()
+
+    def _joining(self, run: TextRun) -> Generator[None, None, dict[str, Tensor]]:
+        yield  # a generator, for `in_turns`
+        return self._joined(run)
+
     def _joined(self, run: TextRun) -> dict[str, Tensor]:
-        """Return the outputs of all rows, as the request wants them."""
         found = [row for row in run.results if row is not None]
         run.results, run.rows = [], []
-        options = run.options
-        options.queue_ns, options.compute_ns = run.queue_ns, run.compute_ns
-        if options.all_tokens:
-            vectors = np.concatenate([row[TOKENS].numpy()[0] for row in found])
-            return {TOKENS: Tensor.from_numpy(vectors)}
-        if self.model.kind == "embedding":
-            vectors = _stack(found, "embedding")
-            normalize, wanted = self.model.normalize, options.normalize
-            if normalize and wanted is False:
-                vectors = vectors * _stack(found, "norm")
-            if options.dimensions is not None:
-                vectors = _cut(vectors, options.dimensions)
-            if wanted or (wanted is None and normalize and options.dimensions):
-                length = np.linalg.norm(vectors, axis=1, keepdims=True)
-                vectors = vectors / np.maximum(length, 1e-12)
-            name, values = "embedding", vectors
-        elif self.model.kind == "splade":
-            name, values = "weights", _stack(found, "weights")
-        else:
-            name = "scores"
-            values = _stack(found, "raw_scores" if options.raw_scores else "scores")
-        values = np.ascontiguousarray(values, np.float32)
-        return {name: Tensor.from_numpy(values, DataType.F32)}
+        run.options.queue_ns, run.options.compute_ns = run.queue_ns, run.compute_ns
+        return joined(found, run.options, self.model)
 
     def __repr__(self) -> str:
         return f"<TextScheduler {self.visible.name} {self.model.kind}>"
-
-
-def _stack(rows: Sequence[Mapping[str, Tensor]], name: str) -> np.ndarray[Any, Any]:
-    if len(rows) == 1:
-        return rows[0][name].numpy()
-    return np.concatenate([row[name].numpy() for row in rows])
-
-
-def _cut(vectors: np.ndarray[Any, Any], dimensions: int) -> np.ndarray[Any, Any]:
-    if not 0 < dimensions <= vectors.shape[1]:
-        msg = f"dimensions must be 1 to {vectors.shape[1]}, got {dimensions}"
-        raise InvalidRequest(msg)
-    return vectors[:, :dimensions]
 
 
 def _texts_of(tensor: Tensor) -> list[str]:
