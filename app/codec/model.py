@@ -29,6 +29,7 @@ from app.codec.oip_json import JsonWriter
 from app.codec.oip_msgpack import MsgpackWriter, is_mostly_bytes, parse_msgpack
 from app.codec.outputs import Output
 from app.errors import InvalidRequest, NotAcceptable, NotRepresentable, RequestError
+from app.give_way import AT_ONCE
 from app.limits import DEFAULT_LIMITS, Limits
 from app.regions import Regions
 from app.spec import ModelSpec
@@ -40,6 +41,8 @@ from engine import Tensor
 DECODED_AT_ONCE = 256 * 1024
 DECODED_AT_ONCE_AT_MOST = 1 << 19
 _PEEKED = 4096
+# More classes, or classes of larger outputs (bytes), are written in a thread.
+_CLASSES_AT_ONCE, _CLASSIFIED_AT_ONCE = 1024, 1 << 16
 
 
 class ModelCodec:
@@ -162,25 +165,23 @@ class ModelCodec:
             return is_copied or not is_mostly_bytes(first, size)
         return encoding is Encoding.JSON and size > DECODED_AT_ONCE_AT_MOST
 
-    def is_text(self, request: InferRequest) -> bool:
-        """Return whether the response has output that is encoded element by element,
-        which takes long for large outputs.
+    def takes_long_to_encode(self, request: InferRequest, size: int) -> bool:
+        """Return whether encoding `size` bytes takes too long for the event loop.
 
-        Binary output is sent unchanged.
+        Binary output is sent unchanged. Other output is encoded element by element.
         """
-        if request.classes is not None:
-            return True
+        classes = request.classes
+        if classes is not None:
+            strings = min(size, max(classes.values()) * max(1, request.rows))
+            return size > _CLASSIFIED_AT_ONCE or strings > _CLASSES_AT_ONCE
+        if size <= AT_ONCE:
+            return False
         held, by_name = request.held or (), request.binary_by_name or {}
+        is_json, is_npy = (request.encoding is e for e in (Encoding.JSON, Encoding.NPY))
         for name in request.outputs or tuple(self._outputs):
-            if name in held:
-                continue
-            if request.encoding is Encoding.NPY or by_name.get(name, request.binary):
-                is_text = self._outputs[name].kind == "s" and (
-                    request.encoding is not Encoding.JSON
-                )
-            else:
-                is_text = True
-            if is_text:
+            is_binary = is_npy or by_name.get(name, request.binary)
+            is_plain = is_binary and (is_json or self._outputs[name].kind != "s")
+            if not is_plain and name not in held:
                 return True
         return False
 

@@ -15,11 +15,10 @@ from typing import Any
 
 from app.codec.messages import InferRequest, Response
 from app.errors import ErrorResponse, InvalidRequest, row_of
-from app.give_way import AT_ONCE
 from app.http.asgi import ClientGone, Receive, Send, send_response
 from app.observe.journal import Asked
 from app.serving.call import Call
-from app.serving.forms import Form
+from app.serving.forms import Form, encoder_of
 from app.serving.naming_form import NamingForm
 from app.serving.pending import IteratingRunner, ResponseScheduler
 from app.serving.runner import Submitted
@@ -89,8 +88,7 @@ class AsgiCall(Call):
 
     def watch(self) -> None:
         if self._watcher is None:
-            loop = asyncio.get_running_loop()
-            self._watcher = loop.create_task(self._watch())
+            self._watcher = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -143,8 +141,7 @@ class NamingCall(AsgiCall):
 
     def begin(self) -> None:
         if self.is_large or b"content-encoding" in self.headers:
-            loop = asyncio.get_running_loop()
-            self._locating = loop.create_task(self._locate())
+            self._locating = asyncio.create_task(self._locate())
             return
         try:
             self._find(self._naming.target(self.body, self.service.models))
@@ -162,11 +159,9 @@ class NamingCall(AsgiCall):
             if encoding is not None:
                 self.body = await service.inflate(encoding, self.body, latest)
                 self.count_body(sum(map(len, self.body)))
-                self.headers = {
-                    name: value
-                    for name, value in headers.items()
-                    if name != b"content-encoding"
-                }
+                plain = {**headers}
+                del plain[b"content-encoding"]
+                self.headers = plain
             find = partial(self._naming.target, self.body, service.models)
             path = await service.read(find, latest, sum(map(len, self.body)))
             if self.response_complete:
@@ -247,11 +242,10 @@ class EventCall(AsgiCall):
             assert entry is not None
             assert request is not None
             outputs = self._ready.popleft()
-            if sum([tensor.nbytes for tensor in outputs.values()]) > AT_ONCE:
+            size = sum([tensor.nbytes for tensor in outputs.values()])
+            if self.takes_long(entry, request, size):
                 return (await self.encoded(entry, request, outputs)).body
-            if self.form is None:
-                return entry.codec.encode(request, outputs).body
-            return self.form.encode(entry.codec, request, outputs).body
+            return encoder_of(entry.codec, self.form, request, outputs)().body
         if self._run is not None and self._run.error is not None:
             raise self._run.error
         return b""

@@ -20,7 +20,6 @@ from time import monotonic_ns
 
 from app.codec.messages import Body, InferRequest, Refusal, Response
 from app.errors import InvalidRequest, ModelNotReady, Row, row_of
-from app.give_way import AT_ONCE
 from app.observe.journal import Answered, Asked, NestedCall, Wire
 from app.observe.request_ids import HEADER, SpanIds, new_ids, taken_id, trace_context
 from app.serving.call_record import Sampled, failed_of, takes_sample, trace
@@ -37,6 +36,8 @@ from engine import Cancelled, DeadlineExceeded, EngineError, Tensor, weighted
 
 _NS = 1_000_000_000
 _GONE, _UNKNOWN = row_of(Cancelled()), row_of(Exception())
+#: Larger outputs (bytes) are written by a form in a thread. One number may take 2 us.
+_OF_FORM = 1 << 15
 #: The most calls to other models that are kept for one request.
 MOST_NESTED_CALLS = 200
 
@@ -318,8 +319,7 @@ class Call(CallState):
             self.entry = entry
             self.is_pending = True
         if entry is None or self.is_large or b"content-encoding" in self.headers:
-            loop = asyncio.get_running_loop()
-            self._preparing = loop.create_task(self._prepare())
+            self._preparing = asyncio.create_task(self._prepare())
             return
         body, self.body = self.body, []
         try:
@@ -485,14 +485,13 @@ class Call(CallState):
         size = 0
         for tensor in outputs.values():
             size += tensor.nbytes
-        if size > SMALL:
+        if size > SMALL or form is not None or request.classes is not None:
             transfers = self.service.transfers
-            if transfers.held > transfers.limit:
+            if size > SMALL and transfers.held > transfers.limit:
                 transfers.check()
-            if size > AT_ONCE and (form is not None or entry.codec.is_text(request)):
-                loop = asyncio.get_running_loop()
+            if self.takes_long(entry, request, size):
                 later = self._encode_in_thread(entry, request, submitted)
-                self._preparing = loop.create_task(later)
+                self._preparing = asyncio.create_task(later)
                 return None
         encoding = monotonic_ns()
         if form is None:
@@ -501,6 +500,12 @@ class Call(CallState):
             response = form.encode(entry.codec, request, outputs)
         self.count_answered(entry, request, submitted, encoding)
         return response
+
+    def takes_long(self, entry: ModelEntry, request: InferRequest, size: int) -> bool:
+        """Return whether encoding `size` bytes takes too long for the event loop."""
+        if self.form is not None:  # it may repeat the request
+            return size > _OF_FORM or self.is_large
+        return entry.codec.takes_long_to_encode(request, size)
 
     async def _encode_in_thread(
         self, entry: ModelEntry, request: InferRequest, submitted: Submitted

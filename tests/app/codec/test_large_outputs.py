@@ -169,15 +169,29 @@ def test_too_many_classes_are_refused_before_anything_is_sorted() -> None:
 
 def test_what_is_text_is_told_from_what_goes_out_as_it_is() -> None:
     numbers, texts = codec("FP32"), codec("BYTES")
-    assert numbers.is_text(asked(Encoding.JSON))
-    assert not numbers.is_text(asked(Encoding.JSON, binary=True))
-    assert numbers.is_text(asked(Encoding.MSGPACK))
-    assert not numbers.is_text(asked(Encoding.MSGPACK, binary=True))
-    assert texts.is_text(asked(Encoding.MSGPACK, binary=True))
-    assert not texts.is_text(asked(Encoding.JSON, binary=True))
+    size = AT_ONCE + 1
+    assert numbers.takes_long_to_encode(asked(Encoding.JSON), size)
+    assert not numbers.takes_long_to_encode(asked(Encoding.JSON, binary=True), size)
+    assert numbers.takes_long_to_encode(asked(Encoding.MSGPACK), size)
+    assert not numbers.takes_long_to_encode(asked(Encoding.MSGPACK, binary=True), size)
+    assert texts.takes_long_to_encode(asked(Encoding.MSGPACK, binary=True), size)
+    assert not texts.takes_long_to_encode(asked(Encoding.JSON, binary=True), size)
     request = asked(Encoding.JSON, binary=True)
     request.binary_by_name = {"y": False}
-    assert numbers.is_text(request)
+    assert numbers.takes_long_to_encode(request, size)
     request = asked(Encoding.JSON, binary=True)
     request.classes = {"y": 1}
-    assert numbers.is_text(request)
+    assert numbers.takes_long_to_encode(request, size)
+    assert not numbers.takes_long_to_encode(asked(Encoding.JSON), AT_ONCE)
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "takes_long"),
+    [(4096, 5, False), (8000, 1 << 20, True), (240_000, 5, True), (800, 2000, False)],
+)
+def test_many_classes_are_not_written_by_the_event_loop(
+    size: int, count: int, takes_long: bool
+) -> None:
+    request = asked(Encoding.JSON)
+    request.classes = {"y": count}
+    assert codec("FP32").takes_long_to_encode(request, size) is takes_long

@@ -16,6 +16,7 @@ import pytest
 from app.codec.model import DECODED_AT_ONCE_AT_MOST
 from app.http.asgi import Message
 from app.http.asgi_call import AsgiCall
+from app.serving.route_form import RouteForm
 from engine import Cancelled
 from tests.app import fronts
 from tests.app.fronts import Doubler
@@ -64,6 +65,18 @@ def test_a_client_that_goes_before_its_body_is_looked_at() -> None:
         assert call.response_complete
 
     asyncio.run(run())
+
+
+def test_a_form_that_may_repeat_a_large_request_is_written_in_a_thread() -> None:
+    call = _call(Doubler("never"))
+    entry = call.service.models.paths[call.path]
+    request = entry.codec.decode(None, None, None, call.body)
+    assert not call.takes_long(entry, request, 100_000)
+    call.form = RouteForm({"method": "GET", "headers": []}, "", "", has_keys=False)
+    assert call.takes_long(entry, request, 100_000)
+    assert not call.takes_long(entry, request, 1000)
+    call.is_large = True
+    assert call.takes_long(entry, request, 1000)
 
 
 @pytest.mark.parametrize("kind", ["large", "gzip", "on demand"])

@@ -16,6 +16,7 @@ import orjson
 from app.codec.messages import Body, InferRequest, Response, lines_of
 from app.codec.model import ModelCodec
 from app.errors import ErrorResponse, HttpError, InvalidRequest
+from app.give_way import give_way
 from app.serving.table import ModelTable, infer_path
 from engine import Tensor
 from popgate_text.folder import TOKENS
@@ -37,6 +38,8 @@ _TYPES: Final = {
     429: "Overloaded", 503: "Unhealthy",
 }  # fmt: skip
 _NS_A_MS: Final = 1_000_000
+#: Rows after which a thread that writes large answers gives way to others.
+_GIVES_WAY: Final = 16
 
 
 def refused(answer: ErrorResponse) -> ErrorResponse:
@@ -171,6 +174,8 @@ class EmbedSparseForm(EmbedForm):
         for row in outputs["weights"].numpy():
             (there,) = np.nonzero(row > 0)
             found.append([{"index": int(n), "value": float(row[n])} for n in there])
+            if len(found) % _GIVES_WAY == 0:
+                give_way()
         return self.answer(request, found, self.characters)
 
 
@@ -247,6 +252,8 @@ class TeiPredictForm(TeiForm):
                 for score, name in zip(row, names, strict=True)
             ]
             found.append(sorted(pairs, key=lambda pair: -float(str(pair["score"]))))
+            if len(found) % _GIVES_WAY == 0:
+                give_way()
         document = found if self.is_many else found[0]
         return self.answer(request, document, self.characters)
 
