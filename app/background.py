@@ -7,14 +7,17 @@ device or a long compilation would delay the shutdown.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import itertools
 import math
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeAlias, TypeVar
 
+from app.give_way import local
 from engine import lower_priority
 
 T = TypeVar("T")
@@ -24,7 +27,8 @@ class DaemonPool:
     """Pool of at most `size` daemon threads, each started when there is work.
 
     Calls run in their order, a number; equal ones as they came. With `gives_way`,
-    other threads have the processor before these.
+    other threads have the processor before these, orders are times in seconds, and a
+    call that calls `give_way` lets those run that have less than half its time left.
     """
 
     def __init__(self, size: int, name: str, *, gives_way: bool = False) -> None:
@@ -82,9 +86,26 @@ class DaemonPool:
     def _run(self) -> None:
         if self._gives_way:
             lower_priority()
-        while (job := self._work.get()[-1]) is not None:
-            job.run()
+            local.do_first = self._do_first
+        while (work := self._work.get())[-1] is not None:
+            self._do(*work)
             self._idle.release()
+
+    def _do(self, order: float, number: int, job: _Job | None) -> None:
+        before, local.order = getattr(local, "order", 0.0), order
+        if job is not None:
+            job.run()
+        local.order = before
+
+    def _do_first(self) -> None:
+        """Run the next call if it has less than half the time of the present one."""
+        now = time.monotonic()
+        with self._work.mutex:
+            waiting = self._work.queue
+            if not waiting or waiting[0][0] - now >= (local.order - now) / 2:
+                return
+            work = heapq.heappop(waiting)
+        self._do(*work)
 
 
 class _Job:

@@ -6,16 +6,26 @@ long as a call takes. So the thread calls `give_way` after each block.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Final
 
-from engine import give_way
-
-__all__ = ["AT_ONCE", "BLOCK", "empty", "give_way"]
+from engine import give_way as let_others_run
 
 #: Larger bodies and outputs (bytes) are handled in a thread, in blocks.
 AT_ONCE: Final = 256 * 1024
 #: Elements of a block. A block takes a fraction of a millisecond.
 BLOCK: Final = 4096
+
+#: `do_first` is called by `give_way` in a thread that has set it (`DaemonPool`).
+local = threading.local()
+
+
+def give_way() -> None:
+    """Let other threads run, and then much smaller work of this thread."""
+    let_others_run()
+    do_first = getattr(local, "do_first", None)
+    if do_first is not None:
+        do_first()
 
 
 def empty(items: list[Any]) -> None:

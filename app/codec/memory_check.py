@@ -30,11 +30,12 @@ def reserving(take: Callable[[int], None]) -> Iterator[None]:
 
     `take` may raise an exception to refuse the allocation.
     """
+    before = getattr(_local, "take", None)
     _local.take = take
     try:
         yield
     finally:
-        del _local.take
+        _local.take = before
 
 
 def reserve(size: int) -> None:

@@ -44,14 +44,13 @@ class ClientGone(Exception):
         self.is_whole = is_whole
 
 
+async def send_head(send: Send, answer: Response | ErrorResponse) -> None:
+    head = {"status": answer.status, "headers": answer.headers}
+    await send({"type": "http.response.start", **head})
+
+
 async def send_response(send: Send, response: Response) -> None:
-    await send(
-        {
-            "type": "http.response.start",
-            "status": response.status,
-            "headers": response.headers,
-        }
-    )
+    await send_head(send, response)
     parts = response.parts
     if response.nbytes <= JOIN_BELOW:
         parts = (response.body,)
@@ -61,11 +60,5 @@ async def send_response(send: Send, response: Response) -> None:
 
 
 async def send_error(send: Send, error: ErrorResponse) -> None:
-    await send(
-        {
-            "type": "http.response.start",
-            "status": error.status,
-            "headers": error.headers,
-        }
-    )
+    await send_head(send, error)
     await send({"type": "http.response.body", "body": error.body})

@@ -45,6 +45,7 @@ from app.http.asgi import (
     Scope,
     Send,
     send_error,
+    send_head,
     send_response,
 )
 from app.http.asgi_call import (
@@ -335,7 +336,7 @@ class InferFront(Application):
             return response
         if response.nbytes <= _COMPRESS_AT_ONCE:
             return compress(response, coding)
-        return await asyncio.to_thread(compress, response, coding)
+        return await self.service.compress(response, coding)
 
     async def _body_or_refusal(
         self, call: AsgiCall, scope: Scope, receive: Receive, send: Send
@@ -436,13 +437,7 @@ async def _refuse_body(
     connection.
     """
     error = _in_form(ErrorResponse.of(refused.why, close=True), form)
-    await send(
-        {
-            "type": "http.response.start",
-            "status": error.status,
-            "headers": error.headers,
-        }
-    )
+    await send_head(send, error)
     await send({"type": "http.response.body", "body": error.body, "more_body": True})
     connection: ThrottledConnection | None = scope.get(CONNECTION)
     if connection is not None:

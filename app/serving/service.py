@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from app.background import DaemonPool
-from app.codec.compression import inflate, inflate_small
+from app.codec.compression import Coding, compress, inflate, inflate_small
 from app.codec.memory_check import reserving
 from app.codec.messages import Body, InferRequest, Response
 from app.codec.model import DECODED_AT_ONCE, ModelCodec
@@ -63,7 +63,7 @@ class Service:
         self.deadlines = Deadlines()
         # One thread only: with several, the event loop would run less often.
         self._codec = DaemonPool(1, "popgate-codec", gives_way=True)
-        self._inflating = DaemonPool(2, "popgate-inflate", gives_way=True)
+        self._inflating = DaemonPool(2, "popgate-coding", gives_way=True)
 
     async def inflate(self, encoding: bytes, body: Body, deadline: float) -> Body:
         """Return a compressed body uncompressed.
@@ -78,24 +78,12 @@ class Service:
         call = partial(inflate, encoding, body, limit)
         return await self._run(self._inflating, call, deadline, sum(map(len, body)))
 
-    async def decode(
-        self,
-        decode: Callable[[ModelCodec], T],
-        codec: ModelCodec,
-        deadline: float,
-        nbytes: int,
-    ) -> T:
-        """Decode a body of `nbytes` with `decode`, in the thread for large bodies.
+    async def read(self, call: Callable[[], T], deadline: float, nbytes: int) -> T:
+        """Return the result of `call`, which reads a body of `nbytes`, in the thread
+        for large bodies.
 
         Raises DeadlineExceeded at `deadline`, a `time.monotonic()` time, and
         TransferMemoryFull if memory is short.
-        """
-        return await self.read(partial(decode, codec), deadline, nbytes)
-
-    async def read(self, call: Callable[[], T], deadline: float, nbytes: int) -> T:
-        """Return the result of `call`, which reads a body of `nbytes`.
-
-        It runs in the thread of `decode`, and raises the same errors.
         """
         return await self._run(self._codec, call, deadline, nbytes)
 
@@ -104,9 +92,15 @@ class Service:
     ) -> Response:
         """Return the response that `encode` makes of outputs of `size` bytes.
 
-        It runs in the thread of `decode`, and raises the same errors.
+        It runs in the thread of `read`, and raises the same errors.
         """
         return await self._run(self._codec, encode, deadline, size, size)
+
+    async def compress(self, response: Response, coding: Coding) -> Response:
+        """Return a large response, compressed in a thread."""
+        order = time.monotonic() + response.nbytes / _BYTES_A_SECOND
+        call = partial(compress, response, coding)
+        return await asyncio.wrap_future(self._inflating.submit(call, order))
 
     async def _run(
         self,
@@ -146,15 +140,11 @@ class Service:
         if path in self.models.paths:
             return self.models.paths[path], time.monotonic() - began
         if self.models.offers(path):
-            get = headers.get
-            read = asyncio.to_thread(
-                read_preamble,
-                get(b"content-type"),
-                get(b"inference-header-content-length"),
-                body,
-                self.limits,
-            )
-            stated = await _until(began + self.latest(None, headers), read)
+            kind = headers.get(b"content-type")
+            length = headers.get(b"inference-header-content-length")
+            read = partial(read_preamble, kind, length, body, self.limits)
+            latest = began + self.latest(None, headers)
+            stated = await self.read(read, latest, sum(map(len, body)))
             asked = stated.timeout
             if asked is None:
                 asked = header_timeout(headers)
@@ -223,7 +213,8 @@ class Decoding:
             if not takes_long:
                 return decode(entry.codec)
             nbytes = sum(map(len, body))
-            request = await self._service.decode(decode, entry.codec, latest, nbytes)
+            call = partial(decode, entry.codec)
+            request = await self._service.read(call, latest, nbytes)
             now = self._service.models.paths.get(self._path)
             if now is None or now.runner is entry.runner:
                 return request

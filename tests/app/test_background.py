@@ -9,12 +9,14 @@ import asyncio
 import gc
 import os
 import threading
+import time
 import weakref
 from functools import partial
 
 import pytest
 
 from app.background import DaemonPool
+from app.give_way import give_way
 from engine.thread_priority import NICENESS
 
 WAIT = 10.0
@@ -45,6 +47,34 @@ def test_calls_run_in_their_order() -> None:
     for job in jobs:
         job.result(WAIT)
     assert ended == ["a", "b", "c", "d"]
+
+
+def test_a_long_call_lets_much_smaller_ones_run_first() -> None:
+    pool = DaemonPool(1, "test", gives_way=True)
+    has_begun, ended = threading.Event(), list[str]()
+    now = time.monotonic()
+
+    def large() -> None:
+        has_begun.set()
+        deadline = time.monotonic() + WAIT
+        while "small" not in ended and time.monotonic() < deadline:
+            give_way()
+        ended.append("large")
+
+    def small() -> None:
+        give_way()  # neither the large one nor one that is almost as large begins
+        ended.append("small")
+
+    jobs = [pool.submit(large, now + 100)]
+    assert has_begun.wait(WAIT)
+    jobs += [
+        pool.submit(partial(ended.append, "almost"), now + 90),
+        pool.submit(small, now + 1),
+    ]
+    for job in jobs:
+        job.result(WAIT)
+    assert ended == ["small", "large", "almost"]
+    pool.close()
 
 
 def test_threads_that_give_way() -> None:

@@ -6,6 +6,7 @@ import gzip
 import tracemalloc
 import zlib
 
+import numpy as np
 import pytest
 
 from app.codec.compression import (
@@ -17,6 +18,7 @@ from app.codec.compression import (
 )
 from app.codec.messages import Body, Response, lines_of
 from app.errors import BodyTooLarge, MalformedBody, UnsupportedMediaType
+from engine import Buffer
 
 DATA = bytes(range(256)) * 100
 
@@ -142,3 +144,13 @@ def test_compresses(coding: Coding, parts: list[bytes]) -> None:
     assert len(packed.headers) == len(found)
     window = 31 if coding is Coding.GZIP else 15  # not just "either of them"
     assert zlib.decompress(packed.body, window) == b"".join(parts)
+
+
+def test_a_large_answer_is_compressed_in_steps() -> None:
+    data = bytes(range(256)) * 5000
+    numbers: memoryview = np.frombuffer(data, np.float32).data
+    parts: list[Buffer] = [b"", data[:7], memoryview(data)[7:], numbers]
+    answer = Response(200, b"", parts, 2 * len(data))
+    packed = compress(answer, Coding.GZIP)
+    assert gzip.decompress(packed.body) == data + data
+    assert packed.nbytes == len(packed.body)

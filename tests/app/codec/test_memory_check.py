@@ -19,7 +19,7 @@ import pytest
 
 from app.codec.compression import inflate
 from app.codec.json_text import parse_json
-from app.codec.memory_check import ensure_room
+from app.codec.memory_check import ensure_room, reserve, reserving
 from app.codec.messages import NanPolicy
 from app.codec.oip_msgpack import parse_msgpack
 from app.codec.outputs import Output, json_strings, write_strings
@@ -172,6 +172,17 @@ def test_there_is_room_for_little_and_none_for_too_much() -> None:
     ensure_room(64 * MIB)
     with pytest.raises(MemoryError, match="lacks 4611686018427387904 bytes"):
         ensure_room(1 << 62)
+
+
+def test_work_within_other_work_reports_its_own_memory() -> None:
+    outer, inner = list[int](), list[int]()
+    with reserving(outer.append):
+        reserve(1)
+        with reserving(inner.append):
+            reserve(2)
+        reserve(3)
+    reserve(4)
+    assert (outer, inner) == ([1, 3], [2])
 
 
 def test_strings_are_written_alike_where_memory_is_short(
