@@ -36,8 +36,9 @@ from app.spec import ModelSpec
 from engine import Tensor
 
 # Bodies of up to this size are always decoded on the event loop: any takes less than
-# 0.2 s. The second limit is for JSON, and for msgpack that is mostly bytes. They take
-# less time per byte.
+# 20 ms. The second limit is for others than msgpack and strings in JSON, the third for
+# JSON, and for msgpack that is mostly bytes. They take less time per byte.
+ALL_AT_ONCE = 16 * 1024
 DECODED_AT_ONCE = 256 * 1024
 DECODED_AT_ONCE_AT_MOST = 1 << 19
 _PEEKED = 4096
@@ -141,10 +142,11 @@ class ModelCodec:
         are checked one by one, and arrays may have another order.
         """
         size = sum(map(len, body))
-        if size <= DECODED_AT_ONCE:
-            return False
         header_length = headers.get(b"inference-header-content-length")
-        if self._is_looked_at:
+        is_long = size > DECODED_AT_ONCE
+        if not is_long and (size <= ALL_AT_ONCE or header_length is not None):
+            return False
+        if is_long and self._is_looked_at:
             return True
         if header_length is not None:
             return header_length.isdigit() and (
@@ -156,14 +158,15 @@ class ModelCodec:
         except RequestError:
             return False
         if encoding is Encoding.FORM:
-            return True
+            return is_long
         if encoding is Encoding.NPY:
             return is_rearranged(first)
         if encoding is Encoding.MSGPACK:
             # The whole body is joined, if it came in several chunks.
             is_copied = size > DECODED_AT_ONCE_AT_MOST
             return is_copied or not is_mostly_bytes(first, size)
-        return encoding is Encoding.JSON and size > DECODED_AT_ONCE_AT_MOST
+        is_slow = self._is_looked_at or size > DECODED_AT_ONCE_AT_MOST
+        return encoding is Encoding.JSON and is_slow
 
     def takes_long_to_encode(self, request: InferRequest, size: int) -> bool:
         """Return whether encoding `size` bytes takes too long for the event loop.

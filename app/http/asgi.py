@@ -51,9 +51,7 @@ async def send_head(send: Send, answer: Response | ErrorResponse) -> None:
 
 async def send_response(send: Send, response: Response) -> None:
     await send_head(send, response)
-    parts = response.parts
-    if response.nbytes <= JOIN_BELOW:
-        parts = (response.body,)
+    parts = (response.body,) if response.nbytes <= JOIN_BELOW else response.parts
     for part in parts[:-1]:
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": parts[-1]})

@@ -14,6 +14,7 @@ from time import monotonic_ns
 from typing import Any
 
 from app.codec.messages import InferRequest, Response
+from app.codec.model import DECODED_AT_ONCE
 from app.errors import ErrorResponse, InvalidRequest, row_of
 from app.http.asgi import ClientGone, Receive, Send, send_response
 from app.observe.journal import Asked
@@ -140,7 +141,7 @@ class NamingCall(AsgiCall):
         self._locating: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        if self.is_large or b"content-encoding" in self.headers:
+        if self.share.size > DECODED_AT_ONCE or b"content-encoding" in self.headers:
             self._locating = asyncio.create_task(self._locate())
             return
         try:
@@ -159,9 +160,8 @@ class NamingCall(AsgiCall):
             if encoding is not None:
                 self.body = await service.inflate(encoding, self.body, latest)
                 self.count_body(sum(map(len, self.body)))
-                plain = {**headers}
+                self.headers = plain = {**headers}
                 del plain[b"content-encoding"]
-                self.headers = plain
             find = partial(self._naming.target, self.body, service.models)
             path = await service.read(find, latest, sum(map(len, self.body)))
             if self.response_complete:

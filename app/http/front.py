@@ -19,7 +19,7 @@ from typing import Protocol
 from app.codec.compression import CompressResponses, compress
 from app.codec.media import is_json_only, media_type_of
 from app.codec.messages import Body, Response
-from app.codec.model import DECODED_AT_ONCE
+from app.codec.model import ALL_AT_ONCE
 from app.errors import (
     ErrorResponse,
     HttpError,
@@ -315,7 +315,7 @@ class InferFront(Application):
                 return
             log.is_done = True
             call.body = body
-            call.is_large = call.share.size > DECODED_AT_ONCE
+            call.is_large = call.share.size > ALL_AT_ONCE
             if isinstance(call, EventCall):
                 await send_events(call, send)
             else:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from time import monotonic_ns
 
 from app.codec.messages import Body, InferRequest, Refusal, Response
+from app.codec.model import DECODED_AT_ONCE
 from app.errors import InvalidRequest, ModelNotReady, Row, row_of
 from app.observe.journal import Answered, Asked, NestedCall, Wire
 from app.observe.request_ids import HEADER, SpanIds, new_ids, taken_id, trace_context
@@ -318,7 +319,8 @@ class Call(CallState):
             entry.stats.pending += 1
             self.entry = entry
             self.is_pending = True
-        if entry is None or self.is_large or b"content-encoding" in self.headers:
+        is_coded = b"content-encoding" in self.headers
+        if entry is None or is_coded or (self.is_large and _is_slow(self, entry)):
             self._preparing = asyncio.create_task(self._prepare())
             return
         body, self.body = self.body, []
@@ -592,3 +594,8 @@ class Call(CallState):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path} {self.submitted!r}>"
+
+
+def _is_slow(call: Call, entry: ModelEntry) -> bool:
+    is_long = sum(map(len, call.body)) > DECODED_AT_ONCE
+    return is_long or entry.codec.takes_long(call.headers, call.body)

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from app.codec.model import DECODED_AT_ONCE
+from app.codec.model import ALL_AT_ONCE
 from app.errors import HttpError
 from app.http.access import key_group
 from app.http.application import Application
@@ -77,7 +77,7 @@ class Dispatch:
         )
         if access.guards_inference:
             exchange.key = access.check_inference(path, headers, names)
-        exchange.is_large = head.length > DECODED_AT_ONCE
+        exchange.is_large = head.length > ALL_AT_ONCE
         exchange.arrived = monotonic_ns()
         return exchange
 

@@ -22,7 +22,7 @@ import pytest
 from app.codec import ModelCodec
 from app.codec.json_text import _keys_in, parse_json
 from app.codec.messages import Body
-from app.codec.model import DECODED_AT_ONCE, DECODED_AT_ONCE_AT_MOST
+from app.codec.model import ALL_AT_ONCE, DECODED_AT_ONCE, DECODED_AT_ONCE_AT_MOST
 from app.codec.oip_msgpack import _unique, parse_msgpack
 from app.errors import InvalidRequest, MalformedBody, RepeatedKey, RequestError
 from app.limits import DEFAULT_LIMITS
@@ -218,7 +218,13 @@ LONG_HEADER = {b"inference-header-content-length": b"2000000"}
         ("FP32", {}, b"{", DECODED_AT_ONCE_AT_MOST, False),
         ("FP32", {}, b"{", DECODED_AT_ONCE_AT_MOST + 1, True),
         ("FP32", {}, b"\x93NUMPY", 64 * MIB, False),
-        ("FP32", {}, b"\x81\xa6", DECODED_AT_ONCE, False),
+        ("FP32", {}, b"\x81\xa6", ALL_AT_ONCE, False),
+        ("FP32", {}, b"\x81\xa6", ALL_AT_ONCE + 1, True),
+        ("BYTES", {}, b"\x81\xa6", ALL_AT_ONCE + 1, True),
+        ("BYTES", {}, b"{", ALL_AT_ONCE, False),
+        ("BYTES", {}, b"{", ALL_AT_ONCE + 1, True),
+        ("BYTES", {}, b"\x89PNG", DECODED_AT_ONCE, False),
+        ("BYTES", FRAMED, b"{", DECODED_AT_ONCE, False),
         ("FP32", {}, b"\x81\xa6", DECODED_AT_ONCE + 1, True),
         ("FP32", {}, b"\x81\xc6\x00\x04\x00\x00", 400 * 1024, False),
         ("FP32", {}, b"\x81\xc6\x02\x00\x00\x00", 48 * MIB, True),
