@@ -141,6 +141,11 @@ NPY = (
     [
         ("application/json", output("INT8", "[300]")),
         ("application/json", output("UINT8", "[-1]")),
+        ("application/json", output("INT32", "[1.5]")),
+        ("application/json", output("UINT64", "[18446744073709551615.0]")),
+        ("application/json", output("INT32", '["1"]')),
+        ("application/json", output("BOOL", "[2]")),
+        ("application/json", output("BOOL", "[null]")),
         ("application/json", b"[" * 100_000),
         ("application/json", b"\xff" * 100_000),
         ("application/x-npy", NPY),

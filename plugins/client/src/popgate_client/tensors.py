@@ -226,9 +226,13 @@ def array_of(datatype: str, shape: Sequence[int], data: Any) -> Array:
 
 
 def array_of_values(datatype: str, shape: Sequence[int], values: Any) -> Array:
-    """Return the array of a list in JSON."""
+    """Return the array of a list in JSON. Raises ValueError for values that are not of
+    the datatype, which NumPy would round or cut.
+    """
     dtype = DTYPES[datatype]
     array = np.array(values, dtype=dtype)
+    if dtype.kind in "biu" and not np.array_equal(array, np.array(values)):
+        raise ValueError(f"{datatype} has values of another type")
     if datatype == "BF16":  # the fewest digits that identify a brain float
         array = _of_bf16(to_bf16(array))
     return (_bytes_array(array) if datatype == "BYTES" else array).reshape(shape)
