@@ -51,6 +51,19 @@ def test_a_file_is_read_from_where_it_stopped(web: Web, files: HttpFiles) -> Non
     assert web.ranges() == ["bytes=1000-"] * 2
 
 
+def test_only_a_whole_file_is_taken(web: Web, files: HttpFiles) -> None:
+    url = f"{web.url}/m.onnx"
+    part = {"Content-Range": f"bytes 0-{len(BODY) - 1}/{2 * len(BODY)}"}
+    web.answers["/m.onnx"] = Answer(BODY, 206, part)
+    with pytest.raises(RemoteError, match=r"sent a part \(206\); expected the whole"):
+        read(files, url)
+    web.answers["/m.onnx"] = Answer(BODY, headers={"Content-Encoding": "gzip"})
+    with pytest.raises(RemoteError, match="sent content-encoding 'gzip'"):
+        read(files, url)
+    web.answers["/m.onnx"] = Answer(BODY, headers={"Content-Encoding": "identity"})
+    assert read(files, url) == (0, BODY)
+
+
 def test_another_file_is_noticed(web: Web, files: HttpFiles) -> None:
     web.put("/m.onnx", BODY)
     url = f"{web.url}/m.onnx"

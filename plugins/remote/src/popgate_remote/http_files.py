@@ -97,6 +97,7 @@ class HttpFiles:
                     self.client.stream(method, url, headers=dict(headers or {}))
                 )
             self._check(url, answer)
+            _check_is_whole(url, answer)
             yield answer
 
     @contextmanager
@@ -246,6 +247,15 @@ def _chunks(answer: httpx.Response) -> Iterator[bytes]:
                 waited, came = 0.0, 0
             yield chunk
             began = time.monotonic()
+
+
+def _check_is_whole(url: str, answer: httpx.Response) -> None:
+    """Raise RemoteError for a part that was not requested, or a coded body."""
+    coding = answer.headers.get("content-encoding", "identity")
+    if coding != "identity":
+        raise RemoteError(f"{_shown(url)} sent content-encoding {coding!r}")
+    if answer.status_code == 206 and "range" not in answer.request.headers:
+        raise RemoteError(f"{_shown(url)} sent a part (206); expected the whole")
 
 
 @contextmanager
