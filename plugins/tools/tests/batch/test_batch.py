@@ -39,21 +39,22 @@ def by_row(path: Path) -> dict[int, Any]:
 
 def test_columns_of_csv(popgate: Call, gateway: ServedGateway, tmp_path: Path) -> None:
     source = tmp_path / "rows.csv"
-    source.write_text("id,a,b,c,d\nx,1,2,3,4\ny,0,0,0,0.5\nz,1,2,what,4\n")
+    source.write_text("id,a,b,c,d\nx,1,2,3,4\ny,0,0,0,0.5\nz,1,2,what,4\nq,1,2,3,4,5\n")
     done = popgate(
         "batch", "affine", "-i", source, "--url", gateway.url, "--keep", "id"
     )
     assert done.code == 1
     assert "2 rows → " in done.err
-    assert "1 row failed → " in done.err
+    assert "2 rows failed → " in done.err
     target = tmp_path / "rows.csv.results.jsonl"
     assert by_row(target) == {
         0: {"row": 0, "id": "x", "outputs": {"output": [3.0, 5.0, 7.0, 9.0]}},
         1: {"row": 1, "id": "y", "outputs": {"output": [1.0, 1.0, 1.0, 2.0]}},
     }
-    (error,) = lines(tmp_path / "rows.csv.results.jsonl.errors.jsonl")
-    assert (error["row"], error["id"]) == (2, "z")
-    assert "'what' is not a value of FP32" in error["error"]
+    errors = by_row(tmp_path / "rows.csv.results.jsonl.errors.jsonl")
+    assert {error["id"] for error in errors.values()} == {"z", "q"}
+    assert "'what' is not a value of FP32" in errors[2]["error"]
+    assert "more cells than the header" in errors[3]["error"]
 
 
 def test_empty_cells_are_nan(
@@ -269,8 +270,11 @@ def test_mistakes(popgate: Call, gateway: ServedGateway, tmp_path: Path) -> None
     source.write_text('{"input": [1, 2, 3, 4]}\n')
     binary = tmp_path / "rows.csv"
     binary.write_bytes(b"a\n\xff\n")
+    twice = tmp_path / "twice.csv"
+    twice.write_text("a,b,a\n1,2,3\n")
     asked = ["--url", gateway.url]
     for arguments, code, said in (
+        (["affine", "-i", twice, *asked], 2, "twice.csv: the table has the column 'a'"),
         (["affine", "-i", "none.csv", *asked], 2, "no such file"),
         (["affine", "-i", "rows.xml", *asked], 2, "expected .csv, .jsonl"),
         (["affine", "-i", binary, *asked], 2, "rows.csv: not UTF-8: invalid start"),

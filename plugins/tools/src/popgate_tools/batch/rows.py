@@ -6,6 +6,7 @@ import contextlib
 import csv
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,10 +83,20 @@ def _readable(source: Path) -> Iterator[None]:
         raise CommandError(f"--input {source}: {e}", EXIT_USAGE) from None
 
 
+def _check_columns(source: Path, names: Sequence[str]) -> None:
+    """Raise `CommandError` if two columns have the same name, of which one is lost."""
+    ((name, count),) = Counter(filter(None, names)).most_common(1) or [("", 0)]
+    if count > 1:
+        msg = f"--input {source}: the table has the column {name!r} twice"
+        raise CommandError(msg, EXIT_USAGE)
+
+
 def _csv(source: Path, keep: Sequence[str], columns: Sequence[str]) -> InputRows:
     def records() -> Iterator[dict[str, Any]]:
         with source.open(newline="", encoding="utf-8-sig") as file, _readable(source):
-            yield from csv.DictReader(file)
+            reader = csv.DictReader(file)
+            _check_columns(source, reader.fieldnames or ())
+            yield from reader
 
     csv.field_size_limit(_LONGEST_CELL)
 
@@ -118,6 +129,7 @@ def _parquet(source: Path, keep: Sequence[str], columns: Sequence[str]) -> Input
         file = parquet.ParquetFile(source)
     except (OSError, ValueError) as e:
         raise CommandError(f"--input {source}: {e}", EXIT_USAGE) from None
+    _check_columns(source, file.schema_arrow.names)
 
     def records() -> Iterator[dict[str, Any]]:
         for part in file.iter_batches(batch_size=1024):
@@ -146,6 +158,8 @@ def _reader(
             )
             kept = {name: record.get(name) for name in keep}
             try:
+                if None in values:  # a comma in a number, perhaps
+                    raise ValueError("the row has more cells than the header")
                 named = _renamed(values, takes, columns)
                 inputs = _inputs(named, takes, keep, optional, texts=texts)
             except (ValueError, TypeError) as e:
