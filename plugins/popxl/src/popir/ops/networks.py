@@ -394,7 +394,15 @@ register(Record("ConvTranspose", infer_conv_transpose, conv_transpose))
 
 
 def _pool_window(call: OpCall) -> list[Any]:
-    return _window(call, call["kernel"], call.inputs[0].shape[2:])
+    kernel = call["kernel"]
+    window = _window(call, kernel, call.inputs[0].shape[2:])
+    for length, (_, dilation, before, after, *_) in zip(kernel, window, strict=True):
+        if dilation < 1 or min(before, after) < 0 or max(before, after) >= length:
+            raise IrError(
+                "a pool needs dilations from 1, and pads from 0 that are all less "
+                f"than its kernel {list(kernel)}; found {_columns(window)}"
+            )
+    return window
 
 
 def _infer_pool(call: OpCall) -> list[Spec]:

@@ -78,6 +78,22 @@ def test_pools():
     assert r.shape == (1, 1, 3, 3)
 
 
+@pytest.mark.parametrize("pool", [ops.max_pool, ops.average_pool])
+@pytest.mark.parametrize(
+    ("kernel", "padding", "dilation"),
+    [
+        ((2, 2), (2, 0, 0, 0), (1, 1)),
+        ((1, 1), (0, 0, 0, 1), (1, 1)),
+        ((2, 2), (0, -1, 0, 0), (1, 1)),
+        ((2, 0), (0, 0, 0, 0), (1, 1)),
+        ((2, 2), (0, 0, 0, 0), (0, 1)),
+    ],
+)
+def test_windows_that_no_pool_has(pool, kernel, padding, dilation):
+    with pytest.raises(popart.popart_exception, match="less than its kernel"):
+        run(lambda x: pool(x, kernel, None, padding, None, dilation), f32(1, 1, 4, 4))
+
+
 def test_conv():
     (r,) = run(lambda x, w: ops.conv(x, w), f32(1, 2, 5, 5), f32(3, 2, 3, 3))
     assert r.shape == (1, 3, 3, 3)
