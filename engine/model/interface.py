@@ -19,7 +19,7 @@ from engine.model.ragged import OPTION_RAGGED, OPTION_RAGGED_REASON
 from engine.model.validation import check_inputs, check_outputs
 from engine.programs.python_tensors import ANSWER, OPTION_ROUTES, ROUTE
 from engine.tensor import Array, DataDesc, Tensor
-from engine.transport.channel import ChannelLayout
+from engine.transport.channel import MAX_SLOTS, ChannelLayout
 from popef_io import Model, PopefError, TensorType
 
 #: The fewest descriptors of a ring, so that a burst of single requests finds room.
@@ -59,10 +59,11 @@ class ModelInterface:
     def layout(self, config: ModelRunnerConfig) -> ChannelLayout:
         """Return the rings that a channel needs for these inputs and outputs."""
         batches = self.batches
+        slots = config.ring_buffer_size_multiplier * batches.depth
         return plan_layout(
             self.request_inputs,
             self.request_outputs,
-            max(MIN_SLOTS, config.ring_buffer_size_multiplier * batches.depth),
+            min(max(MIN_SLOTS, slots), MAX_SLOTS),
             max(self.max_batch_size, batches.unit_extent),
             config.channel_memory,
         )

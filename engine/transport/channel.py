@@ -57,7 +57,8 @@ UNDELAYED: Final = 4
 LEAVES: Final = 8
 WANTS_ALL: Final = 16
 
-#: Bytes that an anchor of a channel may have.
+#: The most slots of a channel, and the most bytes of an anchor.
+MAX_SLOTS: Final = 1 << 20
 MAX_PAYLOAD: Final = 1 << 40
 _FLAGS_WORD: Final = 2
 _BEGUN_WORD: Final = 5
@@ -103,10 +104,8 @@ class ChannelLayout:
     @classmethod
     def from_message(cls, message: Sequence[object]) -> ChannelLayout:
         slots, *groups = message
-        if len(groups) != 3:
+        if len(groups) != 3 or not (isinstance(slots, int) and 1 <= slots <= MAX_SLOTS):
             raise ValueError(f"layout of a channel: {message!r}")
-        if not (isinstance(slots, int) and 1 <= slots <= 1 << 20):
-            raise ValueError(f"slots of a channel: {slots!r}")
         sizes = []
         for group in groups:
             if not (isinstance(group, list | tuple) and len(group) <= 65536):

@@ -10,7 +10,9 @@ import pytest
 from engine import InvalidConfig, InvalidInput, ModelRunnerConfig, Tensor
 from engine.model.anchors import main_anchors
 from engine.model.batch_plan import BatchPlan, plan_batches
+from engine.model.interface import ModelInterface
 from engine.model.model_file import open_model
+from engine.transport.channel import MAX_SLOTS, ChannelLayout
 from popef_io import DataType
 from tests.engine import models
 from tests.engine.fused import write_fused
@@ -19,6 +21,32 @@ from tests.engine.fused import write_fused
 def plan_of(path: Path, **options: Any) -> BatchPlan:
     model = open_model(path)
     return plan_batches(model, main_anchors(model), ModelRunnerConfig(**options))
+
+
+@pytest.mark.parametrize(
+    ("iterations", "options"),
+    [
+        (1 << 20, {}),
+        (
+            1,
+            {
+                "batching_dim": 0,
+                "max_batch_size": 2048,
+                "ring_buffer_size_multiplier": 1024,
+            },
+        ),
+    ],
+)
+def test_a_channel_has_no_more_slots_than_a_device_allows(
+    tmp_path: Path, iterations: int, options: dict[str, Any]
+) -> None:
+    model = open_model(
+        models.regular(tmp_path / "m.popef", (3, 4), iterations=iterations)
+    )
+    config = ModelRunnerConfig(**options)
+    layout = ModelInterface("m", model, config).layout(config)
+    assert layout.slots == MAX_SLOTS
+    assert ChannelLayout.from_message(layout.to_message()) == layout
 
 
 def tensor(*shape: int) -> Tensor:
