@@ -206,6 +206,8 @@ def test_tei_tokenizes_and_tells_what_it_is(served: ServedGateway) -> None:
         ("/embed", {"inputs": {"a": 1}}, 422, "Validation"),
         ("/embed", {"inputs": "cat " * 99, "truncate": False}, 422, "Validation"),
         ("/rerank", {"query": "a", "texts": ["b"]}, 424, "Backend"),
+        ("/rerank", {"query": "", "texts": ["b"]}, 400, "Empty"),
+        ("/rerank", {"texts": ["b"]}, 422, "Validation"),
         ("/embed_sparse", {"inputs": "a"}, 424, "Backend"),
     ],
 )

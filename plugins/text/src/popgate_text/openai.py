@@ -24,6 +24,7 @@ from popgate_text.requests import (
     check_kind,
     field,
     given_options,
+    query_of,
     read_document,
     strings,
     text_request,
@@ -158,9 +159,7 @@ class JinaRerankForm(NamedForm):
     def decode(self, codec: ModelCodec, body: Body) -> InferRequest:
         check_kind(codec, "reranker")
         document = self.document
-        query = field(document, "query", str)
-        if not query:
-            raise InvalidRequest("'query' is missing; expected a string")
+        query = query_of(document)
         given = document.get("documents")
         if type(given) is list:
             given = [_text_of(item) for item in given]

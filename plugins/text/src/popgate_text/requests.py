@@ -65,6 +65,16 @@ def field(
     return value
 
 
+def query_of(document: Mapping[str, Any]) -> str:
+    """Return the query of a ranking, which is not empty. Raises `InvalidRequest`."""
+    query: str | None = field(document, "query", str)
+    if query is None:
+        raise InvalidRequest("'query' is missing; expected a string")
+    if not query:
+        raise HttpError(400, "'query' is empty", EMPTY)
+    return query
+
+
 def strings(value: object, name: str) -> list[str]:
     """Return a list of strings, none of them empty. Raises `InvalidRequest`."""
     if type(value) is list and len(value) > MOST_TEXTS:

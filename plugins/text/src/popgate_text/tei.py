@@ -15,7 +15,7 @@ import orjson
 
 from app.codec.messages import Body, InferRequest, Response, lines_of
 from app.codec.model import ModelCodec
-from app.errors import ErrorResponse, HttpError, InvalidRequest
+from app.errors import ErrorResponse, InvalidRequest
 from app.give_way import give_way
 from app.serving.table import ModelTable, infer_path
 from engine import Tensor
@@ -26,6 +26,7 @@ from popgate_text.requests import (
     field,
     given_options,
     kind_of,
+    query_of,
     read_document,
     strings,
     text_request,
@@ -188,9 +189,7 @@ class TeiRerankForm(TeiForm):
 
     def decode(self, codec: ModelCodec, body: Body) -> InferRequest:
         self.document = read_document(body, codec.limits)
-        query = field(self.document, "query", str)
-        if not query:
-            raise HttpError(400, "'query' is empty", EMPTY)
+        query = query_of(self.document)
         self.texts = strings(self.document.get("texts"), "texts")
         field(self.document, "return_text", bool)
         raw = field(self.document, "raw_scores", bool, False)
