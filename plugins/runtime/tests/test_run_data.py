@@ -55,7 +55,8 @@ def test_shapes_of_synthetic_inputs() -> None:
     assert inputs(descs=fixed)["x"].shape == (3, 4)
     assert inputs(descs=fixed, batch=7)["x"].shape == (7, 4)
     assert inputs(descs=fixed, iterations=5)["x"].shape == (15, 4)
-    assert inputs(descs=fixed, iterations=0, batch=7)["x"].shape == (3, 4)
+    with pytest.raises(CommandError, match="--batch 7: the inputs of the model have"):
+        inputs(descs=fixed, iterations=0, batch=7)
     assert inputs(shapes=("image=2,4",), batch=9)["image"].shape == (2, 4)
     scalar = [DataDesc("x", (), DataType.BOOL)]
     assert inputs(descs=scalar, batch=9)["x"].shape == ()

@@ -57,6 +57,9 @@ def make_inputs(
     if fill:
         wanted = parse_shapes(shapes)
         _check_names(known, wanted, "--shape")
+        if batch and not (batched or any((d.shape or (0,))[0] < 0 for d in descs)):
+            msg = f"--batch {batch}: the inputs of the model have no dimension for rows"
+            raise CommandError(msg, EXIT_USAGE)
         random = np.random.default_rng(seed)
         for desc in descs:
             if desc.name not in arrays:
