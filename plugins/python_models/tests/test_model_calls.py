@@ -72,6 +72,11 @@ class Caller(Model):
                 self.models["onnx"].call(raw, parameters={"a": chr(0xD800)})
             except InvalidInput as error:
                 assert "the call cannot be sent: 'utf-8'" in str(error)
+            for wrong in (5, None, b"onnx"):
+                try:
+                    raise AssertionError(self.models[wrong])
+                except TypeError as error:
+                    assert "must be a string, got" in str(error)
             return self.models["length"](text=["still there"])["n"][None]
         if name.startswith("stream "):
             return self.stream(*name.split()[1:], x)

@@ -38,6 +38,9 @@ class ServerModels:
         return self._client.is_ready(self._target(name))
 
     def _target(self, name: str) -> tuple[str, str]:
+        if not isinstance(name, str):
+            kind = type(name).__name__
+            raise TypeError(f"the name of a model must be a string, got {kind}")
         model, _, version = name.partition("/")
         if self._allowed is not None and model not in self._allowed:
             known = ", ".join(sorted(self._allowed)) or "none"
