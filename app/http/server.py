@@ -44,6 +44,7 @@ from app.http.sockets import BACKLOG, refuse_new_connections
 from app.http.tls import Certificate
 from app.limits import Total
 from app.plugins import LOOP_WATCHES, plugins
+from app.sizes import counted
 
 logger = logging.getLogger(__name__)
 
@@ -353,8 +354,8 @@ class GatewayServer(uvicorn.Server):
         if self.force_exit or not left:
             return
         logger.error(
-            "%d requests are still in flight after %g seconds: failing them",
-            left,
+            "%s still in flight after %g seconds: failing what is left",
+            counted(left, "request"),
             self._shutdown_timeout,
         )
         if self._abort is not None:

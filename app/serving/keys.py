@@ -29,6 +29,7 @@ from app.config.keys import (
     read_keys,
 )
 from app.errors import HttpError
+from app.sizes import counted
 
 logger = logging.getLogger(__name__)
 
@@ -281,11 +282,8 @@ class Keys:
         except OSError as e:
             self._problem = e.strerror or str(e)
         if self._problem != before:
-            logger.error(
-                "keys were not reloaded, the former ones stay in use: %s: %s",
-                self.path,
-                self._problem,
-            )
+            text = "keys were not reloaded, the former ones stay in use: %s: %s"
+            logger.error(text, self.path, self._problem)
         return None
 
     def take_over(self, config: KeysConfig) -> None:
@@ -293,7 +291,8 @@ class Keys:
         were = {name: key.config for name, key in self._known.items()}
         self.table = self._table_of(config)
         changes = _changes(were, {name: k.config for name, k in self._known.items()})
-        logger.info("reloaded %d keys from %s%s", len(config.key), self.path, changes)
+        count = counted(len(config.key), "key")
+        logger.info("reloaded %s from %s%s", count, self.path, changes)
 
     def __repr__(self) -> str:
         return f"<Keys {self.path}, {self.table!r}>"

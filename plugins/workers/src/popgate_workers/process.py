@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -42,6 +43,9 @@ from popgate_workers.relay import Relay
 from popgate_workers.shared_counters import CounterSegment
 from popgate_workers.shared_totals import SharedTotals
 from popgate_workers.worker import Worker
+
+#: Loggers of what the supervisor reads and logs, too.
+_SAID_BY_SUPERVISOR = ("app.http.tls", "app.serving.keys")
 
 
 class WorkerServer(GatewayServer):
@@ -116,6 +120,8 @@ def _worker(
     connections: OpenConnections,
 ) -> Worker:
     control = LogControl(settings.log_level, settings.log_format)
+    for name in _SAID_BY_SUPERVISOR:
+        logging.getLogger(name).disabled = True
     key = settings.api_key
     worker = Worker(
         start.number,
