@@ -29,6 +29,7 @@ from app.http.asgi import (
 from engine import encode_message
 from popgate_workers.relay import PeerClosed, Relay, RelayServer
 from popgate_workers.relay_messages import MOST, RelayedRequest, answers, asgi_of
+from tests.support import no_descriptors
 
 SCOPE = {
     "type": "http",
@@ -220,6 +221,21 @@ def test_without_a_supervisor_it_is_said() -> None:
         start, body = client.sent
         assert start["status"] == 503
         assert b"supervisor_gone" in body["body"]
+
+    uvloop.run(ask())
+
+
+def test_without_a_descriptor_the_other_process_is_still_there() -> None:
+    async def ask() -> None:
+        client = Client(b"x")
+        with no_descriptors():
+            await Relay("popgate-nobody-is-here")(SCOPE, client.receive, client.send)
+        start, body = client.sent
+        assert (start["status"], (b"retry-after", b"1") in start["headers"]) == (
+            503,
+            True,
+        )
+        assert b"can open no file for the request" in body["body"]
 
     uvloop.run(ask())
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -93,8 +94,11 @@ class Relay:
         try:
             sock = await _connect(self._address)
             reader, writer = await asyncio.open_unix_connection(sock=sock)
-        except OSError:
-            await send_error(send, _unreachable())
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                await send_error(send, _no_descriptor())
+            else:
+                await send_error(send, _unreachable())
             return
         upwards = asyncio.create_task(_pass_on(scope, receive, writer))
         started = False
@@ -138,6 +142,14 @@ async def _connect(address: str) -> socket.socket:
 def _unreachable() -> ErrorResponse:
     msg = "the process that was answering this request has ended; retry"
     return ErrorResponse.of(HttpError(503, msg, "supervisor_gone"), close=True)
+
+
+def _no_descriptor() -> ErrorResponse:
+    msg = "this process can open no file for the request; retry with fewer connections"
+    retry = ((b"retry-after", b"1"),)
+    return ErrorResponse.of(
+        HttpError(503, msg, "too_many_connections", retry), close=True
+    )
 
 
 async def _pass_on(
