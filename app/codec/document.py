@@ -315,10 +315,10 @@ class DocumentReader:
         return model_input.from_bytes(parts, size, accepted)
 
     def _wrong_count(self, given: dict[str, Tensor]) -> InvalidTensor:
-        defaults = self.spec.defaults
-        missing = [n for n in self._inputs if n not in given and n not in defaults]
+        names, defaults = self.spec.inputs_by_name, self.spec.defaults  # no aliases
+        missing = [n for n in names if n not in given and n not in defaults]
         wanted = f"{self._expected} inputs"
-        least = sum(name not in defaults for name in self._inputs)
+        least = sum(name not in defaults for name in names)
         if 0 < least < self._expected:
             wanted = f"number of inputs between {least} and {self._expected}"
         return InvalidTensor(

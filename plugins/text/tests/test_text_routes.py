@@ -219,6 +219,12 @@ def test_errors_are_teis(
     assert answer.json()["error_type"] == kind
 
 
+def test_an_alias_is_no_missing_input(served: ServedGateway) -> None:
+    answer = post(served, "/v1/models/rank/infer", inputs={"text": ["a"]})
+    assert answer.status_code == 400
+    assert "missing required input(s) ['text_pair']." in answer.text
+
+
 def test_the_document_has_the_routes(served: ServedGateway) -> None:
     paths = served.client.get("/openapi.json").json()["paths"]
     wanted = {EMBEDDINGS, "/v2/rerank", "/v1/models/{name}/embed", "/embed"}
