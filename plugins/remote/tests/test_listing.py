@@ -88,7 +88,8 @@ def test_code_alone_is_a_model_where_it_is_allowed() -> None:
 def test_sizes_and_numbers_are_bounded() -> None:
     assert listed("a.onnx", "b.onnx", limit=6).size == 6
     with pytest.raises(
-        RemoteError, match=r"2 files have 6 B, more than --model-download-limit \(5 B\)"
+        RemoteError,
+        match=r"2 files of 6 B in all, more than --model-download-limit \(5",
     ):
         listed("a.onnx", "b.onnx", limit=5)
     endless = (file(f"{n}.onnx") for n in iter(int, 1))

@@ -108,8 +108,8 @@ class Listing:
         size = sum(file.size or 0 for file in taken.values())
         if limit and size > limit:
             msg = (
-                f"its {counted(len(taken), 'file')} have {size_text(size)}, "
-                f"more than --model-download-limit ({size_text(limit)})"
+                f"{counted(len(taken), 'file')} of {size_text(size)} in all, more than "
+                f"--model-download-limit ({size_text(limit)})"
             )
             raise RemoteError(msg)
         models = [name for name in taken if is_model_file(name, allow_python)]
