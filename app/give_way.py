@@ -7,6 +7,7 @@ long as a call takes. So the thread calls `give_way` after each block.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from engine import give_way as let_others_run
@@ -15,6 +16,8 @@ from engine import give_way as let_others_run
 AT_ONCE: Final = 256 * 1024
 #: Elements of a block. A block takes a fraction of a millisecond.
 BLOCK: Final = 4096
+#: A body with more values than this is always handled in a thread.
+MANY: Final = 1 << 18
 
 #: `do_first` is called by `give_way` in a thread that has set it (`DaemonPool`).
 local = threading.local()
@@ -26,6 +29,20 @@ def give_way() -> None:
     do_first = getattr(local, "do_first", None)
     if do_first is not None:
         do_first()
+
+
+def in_blocks(values: list[Any]) -> Iterable[list[Any]]:
+    """Return a list in blocks if it has more than `MANY` values, else as a whole.
+
+    Give way after each block.
+    """
+    return _blocks(values) if len(values) > MANY else (values,)
+
+
+def _blocks(values: list[Any]) -> Iterator[list[Any]]:
+    for start in range(0, len(values), BLOCK):
+        yield values[start : start + BLOCK]
+        give_way()
 
 
 def empty(items: list[Any]) -> None:

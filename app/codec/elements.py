@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from app.codec.half_floats import pack_bf16
 from app.errors import InvalidTensor
-from app.give_way import BLOCK, give_way
+from app.give_way import BLOCK, MANY, give_way
 from app.sizes import counted
 from app.spec import Datatype
 from popef_io import end_of_strings, pack_strings
@@ -33,8 +33,6 @@ _SPECIAL: dict[str | None, float] = {
     "-Infinity": -math.inf,
 }
 _BOOL = {bool}
-# A body with more strings than this is decoded in a thread.
-_MANY = 1 << 18
 _LENGTH = struct.Struct("<I")
 
 
@@ -73,6 +71,10 @@ class Elements:
 
         Raises InvalidTensor, naming the first element that does not fit.
         """
+        if len(values) != count:
+            raise self._mismatch(values, count, first)
+        if pack is None and self.datatype.kind == "f":
+            pack = _bf16
         if pack is not None:
             if not maybe_bool or bool not in set(map(type, values)):
                 try:
@@ -80,17 +82,8 @@ class Elements:
                 except (struct.error, OverflowError):
                     pass
             return self._pack_slowly(values, count, pack, null_is_nan, first)
-        kind = self.datatype.kind
-        if kind == "b":
-            if len(values) == count and (not values or set(map(type, values)) == _BOOL):
-                return bytes(values)
-        elif kind == "f" and len(values) == count:  # BF16
-            if bool not in set(map(type, values)):
-                try:
-                    return pack_bf16(values)
-                except (struct.error, OverflowError):
-                    pass
-            return self._pack_slowly(values, count, _bf16, null_is_nan, first)
+        if not values or set(map(type, values)) == _BOOL:
+            return bytes(values)
         raise self._mismatch(values, count, first)
 
     def _pack_slowly(
@@ -102,7 +95,7 @@ class Elements:
         first: int,
     ) -> bytes:
         """Pack the values again, accepting NaN and infinities in JSON's spellings."""
-        if self.datatype.kind == "f" and len(values) == count:
+        if self.datatype.kind == "f":
             words: dict[str | None, float] = {**_SPECIAL}
             if null_is_nan:
                 words[None] = math.nan
@@ -192,7 +185,7 @@ class Elements:
                     raw = self._string(value, index, is_base64)
                     parts.append(_LENGTH.pack(len(raw)))
                     parts.append(raw)
-            if count > _MANY:
+            if count > MANY:
                 give_way()
         return b"".join(parts)
 
@@ -235,7 +228,7 @@ class Elements:
                 raise InvalidTensor(msg)
             offset += 4 + length
             found += 1
-            if found % BLOCK == 0 and count > _MANY:
+            if found % BLOCK == 0 and count > MANY:
                 give_way()
         if found != count or offset != end:
             more = (

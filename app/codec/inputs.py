@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,12 @@ from app.codec.shapes import (
     written,
 )
 from app.errors import InvalidTensor, larger_than_allowed
-from app.give_way import BLOCK, give_way
+from app.give_way import MANY, in_blocks
 from app.limits import Limits
 from app.sizes import counted
 from app.spec import ModelSpec, TensorSpec
 from engine import Buffer, Tensor
 
-# A body with more elements than this is decoded in a thread.
-_MANY = 1 << 18
 # Bytes that a string takes as an object before it is packed, besides its own bytes.
 _STRING = 120
 
@@ -40,12 +38,6 @@ Accepted = tuple[Shape, int, int, Pack | None]
 """A shape that passed its checks: itself, elements, bytes (-1 for BYTES), how to pack
 them.
 """
-
-
-def _in_blocks(values: list[Any]) -> Iterator[list[Any]]:
-    for start in range(0, len(values), BLOCK):
-        yield values[start : start + BLOCK]
-        give_way()
 
 
 def _check_bools(name: str, parts: Sequence[Buffer]) -> None:
@@ -170,9 +162,11 @@ class Input:
             data = [data]
         if data and type(data[0]) is list:
             data = flatten(self.name, data, shape, self._limits)
-        if len(data) > _MANY and len(data) == count:
+        if len(data) != count:
+            pack = None  # the code below reports it
+        elif count > MANY:
             return self._from_blocks(
-                _in_blocks(data), shape, is_base64=is_base64, null_is_nan=null_is_nan
+                in_blocks(data), shape, is_base64=is_base64, null_is_nan=null_is_nan
             )
         if self.item_size:
             if pack is not None and not (maybe_bool and bool in set(map(type, data))):
@@ -228,7 +222,7 @@ class Input:
 
     def _from_blocks(
         self,
-        blocks: Iterator[list[Any]],
+        blocks: Iterable[list[Any]],
         shape: Shape,
         *,
         is_base64: bool,

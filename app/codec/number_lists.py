@@ -188,6 +188,7 @@ def _dims(inner: bytes, count: int, depth: int) -> tuple[int, ...] | None:
             return None
         dims.insert(0, size // product)
         product = size
+        give_way()
     if count % product:
         return None
     shape = (count // product, *dims)
@@ -197,6 +198,7 @@ def _dims(inner: bytes, count: int, depth: int) -> tuple[int, ...] | None:
             return None
         expected = (b"[" + expected + b"],") * dim
         expected = expected[:-1]
+        give_way()
     return shape if expected == inner else None
 
 

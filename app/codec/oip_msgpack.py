@@ -27,7 +27,7 @@ from app.errors import (
     too_many_strings,
     too_many_values,
 )
-from app.give_way import AT_ONCE, BLOCK, give_way
+from app.give_way import AT_ONCE, BLOCK, give_way, in_blocks
 from app.limits import LIST_WEIGHT, Limits
 from app.regions import HeldRegions
 from app.sizes import counted
@@ -194,8 +194,9 @@ def _build(data: Buffer, limits: Limits, longest: int) -> Any:
         room -= _OBJECT * len(values)
         if room < 0:
             reserve(_OBJECT * len(values))
-        types = list(map(type, values))
-        strings -= types.count(str) + types.count(bytes)
+        for block in in_blocks(values):
+            types = list(map(type, block))
+            strings -= types.count(str) + types.count(bytes)
         if strings < 0:
             raise too_many_strings(limits.max_strings)
         return values

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 from app.errors import InvalidRequest, InvalidShape, InvalidTensor, NestedTooDeep
+from app.give_way import BLOCK, MANY, give_way, in_blocks
 from app.limits import Limits
 
 Shape = tuple[int, ...]
@@ -94,18 +95,19 @@ def flatten(name: str, data: list[Any], shape: Shape, limits: Limits) -> list[An
     for dim in shape[1:]:
         if wrong:
             break
-        wrong = any(type(row) is not list or len(row) != dim for row in rows)
-        rows = list(chain.from_iterable(rows)) if not wrong else rows
+        inner: list[Any] = []
+        for block in in_blocks(rows):
+            wrong = any(type(row) is not list or len(row) != dim for row in block)
+            if wrong:
+                break
+            inner += chain.from_iterable(block)
+        rows = inner
     # Elements that still are lists are left to the packer, which names the first.
     if wrong or (rows and type(rows[0]) is list):
-        if _is_deeper(data, len(shape)):
+        true = _first_dims(data, limits)
+        if len(true) > len(shape):
             return _leaves(data, limits)
         check_depth(data, limits)
-        true = [len(data)]
-        row = data[0]
-        while type(row) is list and len(true) <= limits.max_rank:
-            true.append(len(row))
-            row = row[0] if row else None
         if fits(shape, tuple(true)):
             msg = (
                 f"the lists of input '{name}' are nested unevenly; its shape is "
@@ -120,20 +122,25 @@ def flatten(name: str, data: list[Any], shape: Shape, limits: Limits) -> list[An
     return rows
 
 
-def _is_deeper(data: list[Any], rank: int) -> bool:
-    """Return whether the first element lies below more than `rank` brackets."""
-    row: Any = data
-    for _ in range(rank):
-        row = row[0] if row and type(row) is list else None
-    return type(row) is list
+def _first_dims(row: Any, limits: Limits) -> list[int]:
+    """Return the lengths of the lists around the first element, outermost first."""
+    dims: list[int] = []
+    while type(row) is list and len(dims) <= limits.max_rank:
+        dims.append(len(row))
+        row = row[0] if row else None
+    return dims
 
 
 def _leaves(data: list[Any], limits: Limits) -> list[Any]:
     """Return all elements that are not lists, in their order. Does not recurse."""
     found: list[Any] = []
     open_lists = [iter(data)]
+    passed = 0
     while open_lists:
         for item in open_lists[-1]:
+            passed += 1
+            if passed % BLOCK == 0 and passed > MANY:
+                give_way()
             if type(item) is not list:
                 found.append(item)
                 continue
@@ -149,13 +156,17 @@ def _leaves(data: list[Any], limits: Limits) -> list[Any]:
 def check_depth(value: object, limits: Limits, depth: int = 0) -> None:
     """Refuse lists and objects nested deeper than the limit. Does not recurse."""
     level: list[object] = [value]
+    passed = 0
     while level:
         deeper: list[object] = []
         for item in level:
-            if isinstance(item, dict):
-                deeper += [v for v in item.values() if isinstance(v, dict | list)]
-            elif isinstance(item, list):
-                deeper += [v for v in item if isinstance(v, dict | list)]
+            members = list(item.values()) if isinstance(item, dict) else item
+            for block in in_blocks(members) if isinstance(members, list) else ():
+                deeper += [v for v in block if isinstance(v, dict | list)]
+                passed += 1 + len(block)
+            if passed > 2 * MANY:
+                passed = 0
+                give_way()
         level = deeper
         depth += 1
         if level and depth >= limits.max_json_depth:
@@ -172,11 +183,7 @@ def discover(
     does not fit, missing last dimensions of 1 are added: numbers in a list are the rows
     of a column. An empty list takes its invisible dimensions from the model.
     """
-    nested: list[int] = []
-    row = value
-    while type(row) is list and len(nested) <= limits.max_rank:
-        nested.append(len(row))
-        row = row[0] if row else None
+    nested = _first_dims(value, limits)
     if len(nested) > limits.max_rank:
         check_depth(value, limits)
         msg = f"input '{name}' is nested deeper than {limits.max_rank} dimensions"

@@ -11,7 +11,10 @@ import os
 import random
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,9 @@ from app.codec.json_text import _keys_in, parse_json
 from app.codec.messages import Body
 from app.codec.model import ALL_AT_ONCE, DECODED_AT_ONCE, DECODED_AT_ONCE_AT_MOST
 from app.codec.oip_msgpack import _unique, parse_msgpack
+from app.codec.shapes import check_depth, flatten
 from app.errors import InvalidRequest, MalformedBody, RepeatedKey, RequestError
+from app.give_way import MANY
 from app.limits import DEFAULT_LIMITS
 from app.spec import ModelSpec, TensorSpec
 
@@ -246,3 +251,53 @@ def test_packed_documents_of_any_size_are_read_alike() -> None:
     for count in (10, 5000, 200_000):
         document = {"x": list(range(count)), "y": {str(i): i for i in range(5000)}}
         assert parse_msgpack(msgpack.packb(document), DEFAULT_LIMITS) == document
+
+
+def turns_during(work: Callable[[], object]) -> int:
+    """Return how often another thread runs while `work` does, which is never made to
+    give way.
+    """
+    turns, has_ended = 0, False
+
+    def run() -> None:
+        nonlocal turns
+        while not has_ended:
+            turns += 1
+            time.sleep(0)
+
+    usual = sys.getswitchinterval()
+    other = threading.Thread(target=run)
+    sys.setswitchinterval(1000)
+    try:
+        other.start()
+        before = turns
+        work()
+        return turns - before
+    finally:
+        has_ended = True
+        sys.setswitchinterval(usual)
+        other.join()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [[0] * (8 * MANY), {"a": [[0] * (8 * MANY)]}, [[] for _ in range(4 * MANY)]],
+    ids=["long list", "nested", "many lists"],
+)
+def test_checking_the_depth_of_much_gives_way(document: object) -> None:
+    assert turns_during(lambda: check_depth(document, DEFAULT_LIMITS)) > 9
+
+
+@pytest.mark.parametrize(
+    ("data", "shape"),
+    [
+        ([[0] * (8 * MANY)], (8 * MANY,)),
+        ([[0] for _ in range(2 * MANY)], (2 * MANY, 1)),
+    ],
+    ids=["deeper than the shape", "rows"],
+)
+def test_flattening_much_gives_way(data: list[Any], shape: tuple[int, ...]) -> None:
+    flat: list[Any] = []
+    work = partial(flatten, "x", data, shape, DEFAULT_LIMITS)
+    assert turns_during(lambda: flat.extend(work())) > 9
+    assert flat == [0] * shape[0]
