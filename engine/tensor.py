@@ -9,7 +9,7 @@ many bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -105,6 +105,9 @@ class DataDesc:
     data_type: DataType
     popef_contains_tensor_data: bool = False
     multiple: int = 1
+
+    def __reduce__(self) -> tuple[object, ...]:  # compiled, frozen ones have none
+        return DataDesc, astuple(self)
 
     @property
     def size_in_bytes(self) -> int:

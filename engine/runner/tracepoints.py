@@ -33,6 +33,9 @@ class PhaseValues:
     read_queue: float
     computation: float
 
+    def __reduce__(self) -> tuple[object, ...]:  # compiled, frozen ones have none
+        return PhaseValues, tuple(self.by_name().values())
+
     def by_name(self) -> dict[str, float]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -72,3 +76,13 @@ def test_descriptors_know_which_shapes_fit() -> None:
     assert DataDesc("x", None, DataType.F32).accepts_shape((1, 2, 3))
     assert DataDesc("x", (2, 3), DataType.F16).size_in_bytes == 12
     assert desc.numpy_data_type() == np.float32
+
+
+@pytest.mark.parametrize(
+    "again",
+    [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))],
+    ids=["copy", "deepcopy", "pickle"],
+)
+def test_descriptors_can_be_copied(again: Callable[[object], object]) -> None:
+    desc = DataDesc("x", (-1, 4), DataType.F32, multiple=2)
+    assert again(desc) == desc

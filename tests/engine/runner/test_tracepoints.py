@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +65,12 @@ def test_statistics_of_each_phase(of: Recorder) -> None:
     assert tracepoints.trace(2) == tracepoints.trace(-2) == PhaseValues(333, 3, 30, 300)
     assert tracepoints.mean() == PhaseValues(277.5, 2.5, 25, 250)
     assert tracepoints.counts() == PhaseValues(4, 4, 4, 4)
+
+
+def test_values_can_be_copied(of: Recorder) -> None:
+    values = of(10, 20, 30).mean()
+    assert copy.deepcopy(values) == values
+    assert pickle.loads(pickle.dumps(values)) == values
 
 
 @pytest.mark.parametrize(
