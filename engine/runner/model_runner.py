@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from time import monotonic_ns
+from typing import SupportsFloat, SupportsIndex
 
 from engine.config import ModelRunnerConfig
 from engine.devices.device import Device
@@ -140,14 +141,14 @@ class ModelRunner:
         """Return a snapshot of the runner's state."""
         return self._replicas.stats()
 
-    def tracepoints(self, replica_id: int = 0) -> Tracepoints:
+    def tracepoints(self, replica_id: SupportsIndex = 0) -> Tracepoints:
         """Return the times of the last requests of `execute` and `execute_async`.
 
         Empty unless `config.record_tracepoints` is set.
         """
         self._replicas.fork_guard.check("ModelRunner")
-        self._replicas.check_id(replica_id)
-        tracepoints = self._replicas.tracepoints(replica_id)
+        number = self._replicas.check_id(replica_id)
+        tracepoints = self._replicas.tracepoints(number)
         return Tracepoints(1, nullcontext()) if tracepoints is None else tracepoints
 
     # -- requests
@@ -197,8 +198,8 @@ class ModelRunner:
         inputs: Mapping[str, Array],
         outputs: Mapping[str, Array] | None = None,
         *,
-        replica_id: int = 0,
-        timeout: float | None = None,
+        replica_id: SupportsIndex = 0,
+        timeout: SupportsFloat | None = None,
     ) -> ExecuteResult:
         """Run one request on numpy arrays, wait for it, and return numpy arrays.
 
@@ -217,8 +218,8 @@ class ModelRunner:
         inputs: Mapping[str, Array],
         outputs: Mapping[str, Array] | None = None,
         *,
-        replica_id: int = 0,
-        timeout: float | None = None,
+        replica_id: SupportsIndex = 0,
+        timeout: SupportsFloat | None = None,
     ) -> ExecuteResult:
         """Queue one request. Return a mapping that waits for the result on first
         access.
@@ -226,11 +227,11 @@ class ModelRunner:
         The input arrays must stay unchanged until the result is there.
         """
         began_ns = 0 if self._clock is None else self._clock()
-        self._replicas.check_id(replica_id)
-        self._replicas.recover_if_lost(replica_id)
+        number = self._replicas.check_id(replica_id)
+        self._replicas.recover_if_lost(number)
         interface = self.interface
         tensors = interface.tensors(inputs)
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + float(timeout)
         if outputs is not None:
             interface.check_output_names(outputs)
         validate = self.config.validate_io_params
@@ -242,7 +243,7 @@ class ModelRunner:
         into = OutputArrays(outputs)
         deadline_ns = 0 if deadline is None else int(deadline * 1e9)
         while True:
-            channel = self._replicas.pick(replica_id)
+            channel = self._replicas.pick(number)
             most = min(self._most_in_flight, channel.limit)
             channel.flight.wait_for_room(most, deadline)
             try:
@@ -268,18 +269,15 @@ class ModelRunner:
 
     def request_of(self, number: int) -> Request | None:
         """Return the request with this `Request.number`, while it is in flight."""
-        for channel in self._replicas.channels:
-            request = channel.request_of(number)
-            if request is not None:
-                return request
-        return None
+        found = (channel.request_of(number) for channel in self._replicas.channels)
+        return next((request for request in found if request is not None), None)
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is in flight, at most `timeout` seconds."""
         self._replicas.fork_guard.check("ModelRunner")
         return drain(self._replicas.channels, timeout)
 
-    def run_save_programs(self, replica_id: int = 0) -> dict[str, Array]:
+    def run_save_programs(self, replica_id: SupportsIndex = 0) -> dict[str, Array]:
         """Run the save programs of a replica now. Return their outputs by name.
 
         The programs run between two batches, so the state includes every answered
@@ -287,10 +285,10 @@ class ModelRunner:
         `config.replica_to_save_programs_outputs`. Raises the errors of `execute`, and
         InvalidInput if such an array does not fit.
         """
-        self._replicas.check_id(replica_id)
-        saved = self._replicas.save(replica_id)
+        number = self._replicas.check_id(replica_id)
+        saved = self._replicas.save(number)
         arrays = {name: tensor.numpy().copy() for name, tensor in saved.items()}
-        self._save.fill(replica_id, arrays)
+        self._save.fill(number, arrays)
         return arrays
 
     def close(self) -> None:

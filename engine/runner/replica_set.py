@@ -10,6 +10,8 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import index
+from typing import SupportsIndex
 
 from engine.config import ModelRunnerConfig
 from engine.devices.device import Device
@@ -153,13 +155,13 @@ class ReplicaSet:
         except EngineError:
             return False
 
-    def check_id(self, replica_id: int) -> None:
-        """Raise InvalidInput if there is no such replica."""
-        if not 0 <= replica_id < len(self._replicas):
-            raise InvalidInput(
-                f"replica_id must be from 0 to {len(self._replicas) - 1}, got "
-                f"{replica_id}"
-            )
+    def check_id(self, replica_id: SupportsIndex) -> int:
+        """Return the number of a replica. Raise InvalidInput if there is none."""
+        number, count = index(replica_id), len(self._replicas)
+        if not 0 <= number < count:
+            msg = f"replica_id must be from 0 to {count - 1}, got {number}"
+            raise InvalidInput(msg)
+        return number
 
     def recover_if_lost(self, replica: int) -> None:
         """Recover a lost device. Blocking callers do so themselves (`auto_reset`), or

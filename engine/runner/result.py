@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import SupportsFloat
 
 from engine.devices.request import Request
 from engine.tensor import Array
@@ -22,7 +23,7 @@ class ExecuteResult(Mapping[str, Array]):
         self._there = False
         self.request = request
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: SupportsFloat | None = None) -> bool:
         """Wait until the result is there, at most `timeout` seconds.
 
         Return whether it is.
@@ -33,7 +34,7 @@ class ExecuteResult(Mapping[str, Array]):
         if self._there:
             return True
         request = self.request
-        if not request.wait(timeout):
+        if not request.wait(None if timeout is None else float(timeout)):
             return False
         error = request.error or self._outputs.failure
         if error is not None:

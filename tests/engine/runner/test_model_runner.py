@@ -52,6 +52,20 @@ def wait_all(requests: list[Request]) -> None:
         assert request.wait(30)
 
 
+def test_numbers_may_be_numpys(tmp_path: Path, shared_device: Device) -> None:
+    with ModelRunner(models.affine(tmp_path / "m.popef"), on(shared_device)) as runner:
+        replica, timeout = np.int64(0), np.float32(WAIT)
+        result = runner.execute_async(
+            {"input": rows(1)}, replica_id=replica, timeout=timeout
+        )
+        assert result.wait(timeout)
+        runner.execute({"input": rows(1)}, replica_id=replica, timeout=np.int64(WAIT))
+        assert runner.tracepoints(replica).count == 0
+        assert runner.run_save_programs(replica) == {}
+        with pytest.raises(InvalidInput, match="from 0 to 0, got 1"):
+            runner.execute({"input": rows(1)}, replica_id=np.int64(1))
+
+
 @pytest.mark.parametrize("count", [1, 2, 7, 200])
 def test_rows_of_any_number_come_back(
     tmp_path: Path, shared_device: Device, count: int
