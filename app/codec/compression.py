@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from app.codec.bounded_cache import remember
 from app.codec.chunks import in_parts
+from app.codec.media import quality_of
 from app.codec.memory_check import reserve
 from app.codec.messages import Body, Response, lines_of
 from app.errors import (
@@ -22,7 +23,6 @@ from app.errors import (
     larger_than_allowed,
 )
 from app.give_way import AT_ONCE, give_way
-from app.sizes import decimal
 from engine import Buffer
 
 _STEP = AT_ONCE  # bytes inflated at once
@@ -165,7 +165,7 @@ class ResponseCodings:
             name, _, parameter = (part.strip() for part in item.partition(b";"))
             weighed = weighed or bool(parameter)
             if name:
-                named[name] = _quality(parameter)
+                named[name] = quality_of(parameter)
         if not weighed and len(named) > 1 and self.when is CompressResponses.ASKED:
             return None
         offered = [(named[c.value], c) for c in Coding if named.get(c.value, 0) > 0]
@@ -178,15 +178,6 @@ class ResponseCodings:
 
     def __repr__(self) -> str:
         return f"<ResponseCodings {self.when.value} {len(self._known)} known>"
-
-
-def _quality(parameter: bytes) -> float:
-    """Return the value of ``q=0.5``: 1 if it is missing, 0 if it is invalid."""
-    if not parameter:
-        return 1.0
-    name, _, value = parameter.partition(b"=")
-    quality = decimal(value) if name.strip() == b"q" else 0.0
-    return quality if 0 <= quality <= 1 else 0.0
 
 
 def compress(response: Response, coding: Coding) -> Response:

@@ -102,6 +102,16 @@ def media_type_of(content_type: bytes | None) -> bytes:
     return (content_type or b"").partition(b";")[0].strip().lower()
 
 
+def quality_of(parameters: bytes) -> float:
+    """Return the value of ``q=0.5``: 1 if it is missing, 0 if it is invalid."""
+    for parameter in parameters.split(b";"):
+        name, _, value = parameter.partition(b"=")
+        if name.strip().lower() == b"q":
+            quality = decimal(value)
+            return quality if 0 <= quality <= 1 else 0.0
+    return 1.0
+
+
 def _remember_content_type(content_type: bytes) -> Encoding | None:
     encoding = _READ.get(media_type_of(content_type), Encoding.FILE)
     if encoding is Encoding.FORM:  # every form has its own boundary

@@ -34,12 +34,6 @@ class DeclaredTensor:
             return None
         return (-1, *self.dims) if batched else self.dims
 
-    def inner_shape(self, *, batched: bool) -> tuple[int, ...] | None:
-        """Return the shape that the model sees; None if no dimensions are declared."""
-        if self.reshape is None:
-            return self.shape(batched=batched)
-        return (-1, *self.reshape) if batched else self.reshape
-
     def narrowed(self, tensor: TensorSpec, kind: str, *, batched: bool) -> TensorSpec:
         """Return the tensor of the model, narrowed by its declaration.
 

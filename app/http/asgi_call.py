@@ -13,6 +13,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
+from app.codec.media import quality_of
 from app.codec.messages import InferRequest, Response
 from app.codec.model import DECODED_AT_ONCE
 from app.errors import ErrorResponse, InvalidRequest, row_of
@@ -26,7 +27,6 @@ from app.serving.runner import Submitted
 from app.serving.service import Service
 from app.serving.table import ModelEntry
 from app.serving.transfer_memory import Share
-from app.sizes import decimal
 from engine import Tensor
 
 EVENT_STREAM = b"text/event-stream"
@@ -329,16 +329,8 @@ def wants_events(headers: Mapping[bytes, bytes]) -> bool:
     accept = headers.get(b"accept")
     if accept is None or EVENT_STREAM not in accept:
         return False
-    best = max(accept.split(b","), key=_quality)
-    return best.strip().startswith(EVENT_STREAM) and _quality(best) > 0
-
-
-def _quality(item: bytes) -> float:
-    for parameter in item.split(b";")[1:]:
-        name, _, value = parameter.partition(b"=")
-        if name.strip().lower() == b"q":
-            return max(0.0, decimal(value))  # 0 for NaN, too
-    return 1.0
+    best = max(accept.split(b","), key=quality_of)
+    return best.strip().startswith(EVENT_STREAM) and quality_of(best) > 0
 
 
 async def send_events(call: EventCall, send: Send) -> None:

@@ -20,7 +20,7 @@ from engine.model.validation import check_inputs, check_outputs
 from engine.programs.python_tensors import ANSWER, OPTION_ROUTES, ROUTE
 from engine.tensor import Array, DataDesc, Tensor
 from engine.transport.channel import MAX_SLOTS, ChannelLayout
-from popef_io import Model, PopefError, TensorType
+from popef_io import Model, PopefError
 
 #: The fewest descriptors of a ring, so that a burst of single requests finds room.
 MIN_SLOTS = 128
@@ -37,7 +37,6 @@ class ModelInterface:
     def __init__(self, name: str, model: Model, config: ModelRunnerConfig) -> None:
         self.model = model
         self._name = name
-        self._frozen = config.frozen_inputs
         self._validates = config.validate_io_params
         anchors = main_anchors(model, config.frozen_inputs.keys())
         self.inputs = tuple(describe(a) for a in anchors.inputs)
@@ -100,25 +99,6 @@ class ModelInterface:
     def labels(self) -> dict[str, tuple[str, ...]]:
         """Return the names of classes, by output, if the file has them."""
         return labels_of(self.model)
-
-    @property
-    def model_inputs(self) -> tuple[DataDesc, ...]:
-        """Return `inputs` and the inputs that are needed to load the model."""
-        descs = self._all_descs(TensorType.INPUT)
-        return tuple(desc for desc in descs if desc.name not in self._frozen)
-
-    @property
-    def model_outputs(self) -> tuple[DataDesc, ...]:
-        """Return `outputs` and the outputs of other phases."""
-        return self._all_descs(TensorType.OUTPUT)
-
-    def _all_descs(self, kind: TensorType) -> tuple[DataDesc, ...]:
-        data = self.model.tensors
-        return tuple(
-            describe(anchor, has_data=anchor.name in data)
-            for anchor in self.model.metadata.anchors
-            if anchor.type is kind
-        )
 
     # -- requests
 

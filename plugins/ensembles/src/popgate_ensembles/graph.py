@@ -160,7 +160,7 @@ def _given_face(
     if declared is None:
         return Face(name, shape, shape)
     _check_type(declared, facts.spec, facts.where)
-    inner = declared.inner_shape(batched=batched)
+    inner = _inner_shape(declared, batched)
     if inner is None:
         return Face(name, shape, shape)
     try:
@@ -168,7 +168,7 @@ def _given_face(
     except ValueError:
         msg = (
             f"{declared.label}: output '{name}' is declared with shape "
-            f"{_shown(declared.inner_shape(batched=batched))}, but {facts.where} has "
+            f"{_shown(_inner_shape(declared, batched))}, but {facts.where} has "
             f"{_shown(shape)}"
         )
         raise ValueError(msg) from None
@@ -176,6 +176,13 @@ def _given_face(
     if declared.reshape is not None:
         outer = declared.shape(batched=batched)
     return Face(name, outer, inner)
+
+
+def _inner_shape(declared: DeclaredTensor, batched: bool) -> tuple[int, ...] | None:
+    """Return the shape that the model sees; None if no dimensions are declared."""
+    if declared.reshape is None:
+        return declared.shape(batched=batched)
+    return (-1, *declared.reshape) if batched else declared.reshape
 
 
 def _check_type(declared: DeclaredTensor, spec: TensorSpec, where: str) -> None:
@@ -262,7 +269,7 @@ def _from_outside(
     said = declared.input(taken.spec.name)
     if said is None:
         return None
-    shape = said.inner_shape(batched=declared.is_batched)
+    shape = _inner_shape(said, declared.is_batched)
     if shape is None:
         return None
     _check_type(said, taken.spec, taken.where)

@@ -21,6 +21,8 @@ from model_runtime.results import (
 )
 from popef.errors import WrongType
 from popef.taking import NotPickled, Path, expected, got, number
+from popef_io import TensorType
+from popgate_sessions import descs_of
 
 Inputs = InputMemoryView | Mapping[str, Any]
 Outputs = Mapping[str, Any]
@@ -133,11 +135,15 @@ class ModelRunner(NotPickled):
 
     def getModelInputs(self) -> list[DataDesc]:
         """Return the inputs of a request and all that is needed to load the model."""
-        return _listed(self._runner.interface.model_inputs)
+        frozen = self._config.frozen_inputs
+        return [d for d in self._descs(TensorType.INPUT) if d.name not in frozen]
 
     def getModelOutputs(self) -> list[DataDesc]:
         """Return the outputs of a request and of other programs."""
-        return _listed(self._runner.interface.model_outputs)
+        return self._descs(TensorType.OUTPUT)
+
+    def _descs(self, kind: TensorType) -> list[DataDesc]:
+        return _listed(descs_of(self._runner.interface.model, kind))
 
     def config(self) -> ModelRunnerConfig:
         """Return a copy of the options with which the runner was created."""

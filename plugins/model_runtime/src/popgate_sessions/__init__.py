@@ -7,6 +7,7 @@ the device process. May import of PopGate: `engine` with its modules, `popef_io`
 `engine` hands the names on (entry point group `popgate.engine_names`).
 """
 
+from popgate_sessions.bindings import descs_of
 from popgate_sessions.callbacks import (
     AnchorCallbackPolicy,
     AnchorCallbackPredicate,
@@ -65,6 +66,7 @@ __all__ = [
     "allocate_queue_storage",
     "anchor_policies",
     "and_bind",
+    "descs_of",
     "non_scalar",
     "not_assigned",
     "or_bind",

@@ -14,8 +14,8 @@ import numpy as np
 
 from engine.errors import InvalidInput
 from engine.model.anchors import describe
-from engine.tensor import Array, Buffer
-from popef_io import Anchor, DataType, decode_strings, encode_strings
+from engine.tensor import Array, Buffer, DataDesc
+from popef_io import Anchor, DataType, Model, TensorType, decode_strings, encode_strings
 from popgate_sessions.callbacks import CallbackHandle
 from popgate_sessions.queues import Alive, InputQueue, OutputQueue
 
@@ -205,6 +205,15 @@ class QueueSink:
 
     def __repr__(self) -> str:
         return f"<QueueSink {self.queue!r}>"
+
+
+def descs_of(model: Model, kind: TensorType) -> list[DataDesc]:
+    """Return the inputs or the outputs of all phases of a model."""
+    return [
+        describe(anchor, has_data=anchor.name in model.tensors)
+        for anchor in model.metadata.anchors
+        if anchor.type is kind
+    ]
 
 
 def _array(data: memoryview, shape: Shape, data_type: DataType) -> Array:
