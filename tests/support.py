@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,14 @@ def until(condition: Callable[[], object], what: object = "it did not come") -> 
     while not condition():
         assert time.monotonic() < end, what
         threading.Event().wait(0.005)
+
+
+def accepts(address: str) -> bool:
+    """Return whether a server listens on a Unix socket. A client of httpx that is
+    refused leaves a socket that it does not close.
+    """
+    with socket.socket(socket.AF_UNIX) as attempt:
+        return attempt.connect_ex(address) == 0
 
 
 def is_gone(pid: int) -> bool:

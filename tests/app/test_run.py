@@ -19,7 +19,7 @@ from app.http.server import SIGNAL_APART
 from tests.app.http.connection.test_protocol import SLOW
 from tests.app.served import POPGATE, ROOT, ServedGateway
 from tests.engine import models
-from tests.support import FOR_EVER, WAIT, until
+from tests.support import FOR_EVER, WAIT, accepts, until
 
 #: What /metrics says while one request to the slow model runs.
 RUNNING = 'popgate_requests_in_flight{model="slow",version="1"} 1'
@@ -38,12 +38,13 @@ def test_it_ends_without_a_standard_output(tmp_path: Path) -> None:
     )
     try:
         assert process.stderr is not None
-        transport = httpx.HTTPTransport(verify=False, uds=address, retries=3)
+        # An attempt that is refused would leave httpx a socket that it does not close.
+        until(lambda: accepts(address))
+        transport = httpx.HTTPTransport(verify=False, uds=address)
         with (
             socket.socket(socket.AF_UNIX) as client,
             httpx.Client(transport=transport, base_url="http://x") as other,
         ):
-            until(lambda: Path(address).is_socket())
             until(lambda: other.get("/v1/health/ready").status_code == 200)
             client.connect(address)
             body = b'{"inputs": {"count": %d}}' % FOR_EVER

@@ -21,7 +21,7 @@ from app.observe import log_writer
 from app.observe.log_writer import LogWriter
 from engine.devices import process_output
 from tests.app.served import POPGATE, ROOT
-from tests.support import WAIT, until
+from tests.support import WAIT, accepts, until
 
 
 class Stuck(io.StringIO):
@@ -199,8 +199,8 @@ def test_a_gateway_whose_log_is_not_read_answers_and_ends(tmp_path: Path) -> Non
     )
     os.close(write)
     try:
-        until(lambda: Path(address).is_socket())
-        transport = httpx.HTTPTransport(uds=address, retries=3)
+        until(lambda: accepts(address))
+        transport = httpx.HTTPTransport(uds=address)
         with httpx.Client(transport=transport, timeout=WAIT) as client:
             for _ in range(1000):  # of 200 bytes and more, each
                 answer = client.get("http://localhost/v1/models/none")
