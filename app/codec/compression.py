@@ -41,7 +41,7 @@ _SMALL = 4096
 _LEVEL = 1
 
 
-def inflate_small(encoding: bytes, chunks: Body) -> Body | None:
+def inflate_small(encoding: bytes, chunks: Body, limit: int) -> Body | None:
     """Return what `inflate` returns if that is little; else return None.
 
     The event loop does it, so a small body does not wait for the large ones of others.
@@ -49,7 +49,7 @@ def inflate_small(encoding: bytes, chunks: Body) -> Body | None:
     if sum(map(len, chunks)) > _SMALL:
         return None
     try:
-        return inflate(encoding, chunks, AT_ONCE, pause=lambda: None)
+        return inflate(encoding, chunks, min(limit, AT_ONCE), pause=lambda: None)
     except BodyTooLarge:
         return None
 

@@ -23,7 +23,8 @@ from typing import TextIO
 from app.sizes import counted
 
 #: The most lines that wait to be written. Further ones are counted and dropped. A
-#: message counts as one more line for each 2000 characters.
+#: message waits as if all before it were as long: each is one more line for each
+#: `LONGEST_KEPT` characters.
 MOST_WAITING = 20_000
 #: The number of lines kept in memory, and the most characters of each.
 MOST_KEPT = 500

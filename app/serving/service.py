@@ -72,8 +72,8 @@ class Service:
         `deadline`, a `time.monotonic()` time.
         """
         limit = self.limits.max_body_bytes
-        small = inflate_small(encoding, body)
-        if small is not None and sum(map(len, small)) <= limit:
+        small = inflate_small(encoding, body, limit)
+        if small is not None:
             return small
         call = partial(inflate, encoding, body, limit)
         return await self._run(self._inflating, call, deadline, sum(map(len, body)))

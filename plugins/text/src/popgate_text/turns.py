@@ -47,10 +47,8 @@ async def in_turns(steps: Generator[None, None, T]) -> tuple[T, int]:
 
 def at_once(steps: Generator[None, None, T]) -> tuple[T, int]:
     """Return what `in_turns` returns, without a thread."""
-    while True:
-        results, took = _run(steps, 1 << 62)
-        if results:
-            return results[0], took
+    (result,), took = _run(steps, 1 << 62)
+    return result, took
 
 
 def _run(steps: Generator[None, None, T], most: int) -> tuple[list[T], int]:
