@@ -876,13 +876,15 @@ class World(EventLog):
                 self.expect(False, f"{self._tasks[task]} never ends")
             if left:
                 return
-        # Loads whose requests have ended, drains of faulty models, and polls.
+        # Loads whose requests have ended, and drains of faulty models; then what polls
+        # find, which load one long model after the other.
         end = self.loop.time() + PATIENCE
-        while any(r.lock.locked() for r in self.records.all()):
-            await asyncio.sleep(TICK)
-            if self.loop.time() > end:
-                break
-        await asyncio.sleep(100.0)
+        for pause in (0.0, 100.0):
+            await asyncio.sleep(pause)
+            while any(r.lock.locked() for r in self.records.all()):
+                await asyncio.sleep(TICK)
+                if self.loop.time() > end:
+                    break
         self.say("settled")
 
     async def _check(self) -> None:

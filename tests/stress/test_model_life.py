@@ -26,6 +26,7 @@ FOUND = {
     42: "a load that ended after the shutdown raised a KeyError",
     84: "a model served although it was found at fault before its load had ended",
     191: "requests failed while a version that was on demand was loaded by a request",
+    71001206: "a load that began as the server shut down raised a KeyError",
 }
 #: Only a shutdown interrupts a load, and nothing happens to its version after that.
 INTERRUPTED = {

@@ -71,7 +71,10 @@ class VersionLoader:
         """
         now = {version.version for version in versions}
         beside = [entry for v, entry in record.versions.items() if v not in now]
-        loads = (self._load_one(record, v, evict, beside) for v in versions)
+        loads = [
+            self._load_one(record, record.versions[v.version], v, evict, beside)
+            for v in versions
+        ]
         results = await asyncio.gather(*loads)
         to_drain = []
         for version, result in zip(versions, results, strict=True):
@@ -98,11 +101,11 @@ class VersionLoader:
     async def _load_one(
         self,
         record: ModelRecord,
+        entry: VersionRecord,
         source: VersionSource,
         evict: bool,
         beside: Sequence[VersionRecord],
     ) -> LoadedModel | LoadError:
-        entry = record.versions[source.version]
         config, reserved = entry.config, 0
         try:
             if config.ensemble is not None:
