@@ -1,6 +1,7 @@
 """Values that commands and clients send, against a server that says what came.
 
-Covers: plugins/tools/src/popgate_tools/tensors.py, popgate/values.py.
+Covers: plugins/tools/src/popgate_tools/tensors.py,
+plugins/client/src/popgate_client/values.py.
 """
 
 from __future__ import annotations

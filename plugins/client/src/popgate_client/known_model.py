@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from popgate.values import UnevenRecords, columns_of, inputs_of_table
+from popgate_client.values import UnevenRecords, columns_of, inputs_of_table
 from popgate_client.encodings import (
     CONTENT_TYPES,
     HEADER_LENGTH,

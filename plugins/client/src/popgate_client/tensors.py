@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from popgate.values import as_floats, with_gaps, with_rank
+from popgate_client.values import as_floats, with_gaps, with_rank
 from popgate_client.errors import InvalidRequest
 
 Array: TypeAlias = npt.NDArray[Any]

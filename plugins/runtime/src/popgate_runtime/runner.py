@@ -16,7 +16,7 @@ import numpy.typing as npt
 import engine
 from engine import Array, DataDesc, DeviceManager, InvalidInput, ModelRunnerConfig
 from popef_io import DataType
-from popgate.values import (
+from popgate_client.values import (
     UnevenRecords,
     as_floats,
     columns_of,

@@ -1,7 +1,7 @@
 """Values of programs: tables by column, arrays with missing dimensions.
 
-Tables are DataFrames, Arrow tables and lists of records. This module imports NumPy but
-no other module of PopGate, because the client uses it, too.
+Tables are DataFrames, Arrow tables and lists of records. `popgate.ModelRunner` takes
+the same values.
 """
 
 from __future__ import annotations
