@@ -29,31 +29,28 @@ from popgate.own import check_packages
 if TYPE_CHECKING:
     from engine import DeviceManager, EngineError, InvalidInput, ModelRunnerConfig
     from popgate.client import AsyncClient, Client, ClientError
-    from popgate.compiler import CompileOptions, CompileReport, compile_model
-    from popgate.python_models import Context, Model, route
-    from popgate.runner import ModelRunner, Result
+    from popgate_onnx.compiler import CompileOptions, CompileReport, compile_model
+    from popgate_python_interface import Context, Model, route
+    from popgate_runtime.runner import ModelRunner, Result
 
 try:
     __version__ = metadata.version("popgate")
 except metadata.PackageNotFoundError:  # the source tree is not installed
     __version__ = "0+source"
 
+#: The place of each name. Most are in plugins, and entry points would not do: type
+#: checkers do not know their names, and an interpreter that borrows the packages has
+#: none.
 _PLACES = {
-    "AsyncClient": "popgate.client",
-    "Client": "popgate.client",
-    "ClientError": "popgate.client",
-    "CompileOptions": "popgate.compiler",
-    "CompileReport": "popgate.compiler",
-    "Context": "popgate.python_models",
-    "DeviceManager": "engine",
-    "EngineError": "engine",
-    "InvalidInput": "engine",
-    "Model": "popgate.python_models",
-    "ModelRunner": "popgate.runner",
-    "ModelRunnerConfig": "engine",
-    "Result": "popgate.runner",
-    "compile_model": "popgate.compiler",
-    "route": "popgate.python_models",
+    name: place
+    for place, names in {
+        "engine": "DeviceManager EngineError InvalidInput ModelRunnerConfig",
+        "popgate.client": "AsyncClient Client ClientError",
+        "popgate_onnx.compiler": "CompileOptions CompileReport compile_model",
+        "popgate_python_interface": "Context Model route",
+        "popgate_runtime.runner": "ModelRunner Result",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = [

@@ -121,9 +121,7 @@ WITHOUT_NAMES = frozenset(
     {"app", "popgate_kserve", "popgate_python_messages", "popgate_tools"}
 )
 #: Modules of the core that hand on the names of a plugin.
-FACES_OF_PLUGINS = {
-    f"popgate/{name}.py" for name in ("client", "compiler", "python_models", "runner")
-}
+FACES_OF_PLUGINS = {"popgate/__init__.py", "popgate/client.py"}
 #: Plugins that are part of the engine: they import its modules.
 OF_THE_ENGINE = frozenset(
     {"popgate_onnx", "popgate_row_proof", "popgate_sessions"}

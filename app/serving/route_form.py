@@ -1,7 +1,7 @@
 """The form of a request to a model's own route: HTTP in, HTTP out.
 
-The process of the model receives the head and the body unchanged, and writes the answer
-(popgate/routes.py).
+The process of the model receives the head and the body unchanged, and writes the
+answer.
 """
 
 from __future__ import annotations

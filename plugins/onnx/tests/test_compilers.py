@@ -1,6 +1,6 @@
 """ONNX files where the server and Python programs load them.
 
-Covers: popgate/compiler.py, plugins/onnx/src/popgate_onnx/commands.py.
+Covers: plugins/onnx/src/popgate_onnx/commands.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`popgate.ModelRunner`: ONNX files, lists, single arrays, awaited results.
-
-Covers: popgate/runner.py.
-"""
+"""`popgate.ModelRunner`: ONNX files, lists, single arrays, awaited results."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from popgate_client.values import UnevenRecords, columns_of, inputs_of_table
 from popgate_client.encodings import (
     CONTENT_TYPES,
     HEADER_LENGTH,
@@ -21,6 +20,7 @@ from popgate_client.errors import ClientError, InvalidRequest
 from popgate_client.http1 import check_headers, request_head
 from popgate_client.steps import PLAIN, CallOptions, Options, Prepared
 from popgate_client.tensors import DTYPES, Tensor, tensor_of
+from popgate_client.values import UnevenRecords, columns_of, inputs_of_table
 
 #: Most prepared requests of a model: one for each combination of shapes.
 MOST_PREPARED = 64

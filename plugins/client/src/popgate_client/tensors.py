@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from popgate_client.values import as_floats, with_gaps, with_rank
 from popgate_client.errors import InvalidRequest
+from popgate_client.values import as_floats, with_gaps, with_rank
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -33,7 +33,7 @@ class RouteApp(Protocol):
 
 
 class RouteMark(Protocol):
-    """A mark on a function (popgate/routes.py). It makes the object that runs the
+    """A mark on a function (route.py). It makes the object that runs the
     routes.
     """
 

@@ -1,7 +1,6 @@
 """Routes of Python models: addresses of their own, under the rules of inference.
 
-Covers: popgate/python_models.py,
-    plugins/python_models/src/popgate_python_interface/route.py,
+Covers: plugins/python_models/src/popgate_python_interface/route.py,
     plugins/python_models/src/popgate_python_interface/routes.py,
 engine/programs/python_tensors.py, app/serving/route_form.py.
 """
