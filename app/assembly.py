@@ -231,8 +231,8 @@ def _models(
         pools.load,
         pools.scan,
         mode,
-        startup=settings.load_model,
-        uploads=uploads,
+        uploads,
+        settings.load_model,
     )
     missing.register(control.load_member)
     return _Models(budget, repository, loads, control, polls if does_poll else None)

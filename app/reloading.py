@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from app.config.config_keys import KeyProblem
 from app.config.file_modes import exposure_of
@@ -23,27 +23,20 @@ logger = logging.getLogger(__name__)
 KEYS_LOOK = 1.0
 
 
+@dataclass(eq=False, repr=False)
 class Reloading:
     """Reads the key file when it changes, and the log settings on request. For the
     event loop's thread.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        keys: Keys,
-        log: LogControl,
-        journal: Journal,
-        others: OtherProcesses,
-    ) -> None:
-        self._settings = settings
-        self._keys = keys
-        self._log = log
-        self._journal = journal
-        self._others = others
-        self._requested = asyncio.Event()
-        self._when_done: list[Callable[[], None]] = []
-        self._watch: asyncio.Task[None] | None = None
+    _settings: Settings
+    _keys: Keys
+    _log: LogControl
+    _journal: Journal
+    _others: OtherProcesses
+    _requested: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _when_done: list[Callable[[], None]] = field(default_factory=list, init=False)
+    _watch: asyncio.Task[None] | None = field(default=None, init=False)
 
     def start(self) -> None:
         """Read the log settings, and watch the key file from now on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from app.limits import Total
@@ -34,6 +35,7 @@ class LimitedConnection(Protocol):
         """Close the connection immediately, to make room for another."""
 
 
+@dataclass(eq=False, repr=False)
 class ConnectionLimit:
     """Limits the number of connections.
 
@@ -46,24 +48,18 @@ class ConnectionLimit:
     some time to send a request.
     """
 
-    def __init__(
-        self,
-        most: int = sys.maxsize,
-        total: Total | None = None,
-        per_address: int = 0,
-        is_proxy: Callable[[str], bool] = lambda address: False,
-        most_extra: int = MOST_EXTRA,
-    ) -> None:
-        self._most = most
-        self._most_extra = most_extra
-        self._total = total
-        self._per_address = per_address
-        self._is_proxy = is_proxy
-        # Connections in the order of their arrival: those without a request at the last
-        # check, and all of an address if addresses are limited.
-        self._silent: dict[LimitedConnection, None] = {}
-        self._of_address: dict[str, dict[LimitedConnection, None]] = {}
-        self._evicted: set[LimitedConnection] = set()
+    most: int = sys.maxsize
+    total: Total | None = None
+    per_address: int = 0
+    is_proxy: Callable[[str], bool] = lambda address: False
+    most_extra: int = MOST_EXTRA
+    # Connections in the order of their arrival: those without a request at the last
+    # check, and all of an address if addresses are limited.
+    _silent: dict[LimitedConnection, None] = field(default_factory=dict, init=False)
+    _of_address: dict[str, dict[LimitedConnection, None]] = field(
+        default_factory=dict, init=False
+    )
+    _evicted: set[LimitedConnection] = field(default_factory=set, init=False)
 
     def enter(self, connection: LimitedConnection, address: str, count: int) -> Entry:
         """Count a connection from an address (empty: unknown); this process now has
@@ -71,14 +67,14 @@ class ConnectionLimit:
         """
         excess = self._excess(count)
         if excess > 0:
-            is_crowded = excess > self._most_extra
-            if self._evict_silent(0 if is_crowded else self._most_extra):
+            is_crowded = excess > self.most_extra
+            if self._evict_silent(0 if is_crowded else self.most_extra):
                 excess -= 1
         self._silent[connection] = None
         entry = self._decide(excess, Entry.EXTRA)
-        if self._per_address and address and not self._is_proxy(address):
+        if self.per_address and address and not self.is_proxy(address):
             same = self._of_address.setdefault(address, {})
-            of_address = len(same) + 1 - self._per_address
+            of_address = len(same) + 1 - self.per_address
             if of_address > 0:
                 silent = next((g for g in same if not g.has_asked()), None)
                 if silent is not None:
@@ -100,22 +96,22 @@ class ConnectionLimit:
             same.pop(connection, None)
             if not same:
                 del self._of_address[address]
-        if self._total is not None:
-            self._total.publish(count)
+        if self.total is not None:
+            self.total.publish(count)
 
     def left(self, count: int) -> int:
         """Return how many may do their handshake beside `count` connections."""
-        return max(self._most_extra, self._most - count)
+        return max(self.most_extra, self.most - count)
 
     def _excess(self, count: int) -> int:
-        total = self._total
+        total = self.total
         known = count if total is None else total.publish(count)
-        return known - len(self._evicted) - self._most
+        return known - len(self._evicted) - self.most
 
     def _decide(self, excess: int, extra: Entry) -> Entry:
         if excess <= 0:
             return Entry.FREE
-        return extra if excess <= self._most_extra else Entry.REFUSED
+        return extra if excess <= self.most_extra else Entry.REFUSED
 
     def _evict_silent(self, but: int) -> bool:
         """Close the connection that has been silent longest, except the last few, and
@@ -136,4 +132,4 @@ class ConnectionLimit:
         connection.evict()
 
     def __repr__(self) -> str:
-        return f"<ConnectionLimit {self._most}, {self._total!r}>"
+        return f"<ConnectionLimit {self.most}, {self.total!r}>"

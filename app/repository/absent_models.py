@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from app.repository.model_life import State
 from app.repository.on_demand import OnDemandLoader
 from app.repository.records import ModelRecords
@@ -9,15 +11,13 @@ from app.serving.timeout_policy import TimeoutPolicy
 from app.stage import Stage
 
 
+@dataclass(eq=False, repr=False)
 class AbsentModels:
     """Explains why models are absent, and loads those that requests may load."""
 
-    def __init__(
-        self, stage: Stage, records: ModelRecords, on_demand: OnDemandLoader
-    ) -> None:
-        self._stage = stage
-        self._records = records
-        self._on_demand = on_demand
+    _stage: Stage
+    _records: ModelRecords
+    _on_demand: OnDemandLoader
 
     def explain(self, name: str, version: str | None) -> str | None:
         """Return why a model or version is not served; None if it does not exist."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from app.repository.model_life import Event, State
@@ -37,15 +38,13 @@ class LoadsVersions(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(eq=False, repr=False)
 class ModelRepository:
     """Changes the versions of models that serve: it loads, swaps and unloads them."""
 
-    def __init__(
-        self, records: ModelRecords, loader: LoadsVersions, served: ServedModels
-    ) -> None:
-        self._records = records
-        self._loader = loader
-        self._served = served
+    _records: ModelRecords
+    _loader: LoadsVersions
+    _served: ServedModels
 
     def forget(self, name: str) -> None:
         """Drop the record of a model that is not served."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from app.background import DaemonPool
@@ -18,30 +19,22 @@ from app.serving.table import ModelEntry, ModelTable
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class ServedModels:
     """Publishes the versions of a model, and closes those that serve no more.
 
-    `release` returns when all processes of the server use the published table, and none
-    has requests in flight on these runners any more. The memory of closed versions goes
-    back to `budget`. `unload_pool` runs what closing waits for, `drain_timeout` seconds
-    at most.
+    `_release` returns when all processes of the server use the published table, and
+    none has requests in flight on these runners any more. The memory of closed versions
+    goes back to `_budget`. `_unload_pool` runs what closing waits for, `_drain_timeout`
+    seconds at most.
     """
 
-    def __init__(
-        self,
-        table: ModelTable,
-        metrics: MetricsRegistry,
-        budget: MemoryBudget,
-        unload_pool: DaemonPool,
-        drain_timeout: float,
-        release: Callable[[Sequence[object]], Awaitable[None]],
-    ) -> None:
-        self._table = table
-        self._metrics = metrics
-        self._budget = budget
-        self._unload_pool = unload_pool
-        self._drain_timeout = drain_timeout
-        self._release = release
+    _table: ModelTable
+    _metrics: MetricsRegistry
+    _budget: MemoryBudget
+    _unload_pool: DaemonPool
+    _drain_timeout: float
+    _release: Callable[[Sequence[object]], Awaitable[None]]
 
     def publish(self, record: ModelRecord) -> None:
         """Let requests use the versions of a model that are in memory now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -175,26 +176,20 @@ class Service:
         return f"<Service {self.models!r} {len(self.deadlines)} in flight>"
 
 
+@dataclass(eq=False, repr=False)
 class Decoding:
-    """The decoding of one request to the model at `path`, in a thread if it takes long.
+    """The decoding of one request to the model at `_path`, in a thread if it takes
+    long.
 
-    `follow` is called with the present version of the model if it was swapped
+    `_follow` is called with the present version of the model if it was swapped
     meanwhile.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        path: str,
-        headers: Mapping[bytes, bytes],
-        form: Form | None,
-        follow: Callable[[ModelEntry], None],
-    ) -> None:
-        self._service = service
-        self._path = path
-        self._headers = headers
-        self._form = form
-        self._follow = follow
+    _service: Service
+    _path: str
+    _headers: Mapping[bytes, bytes]
+    _form: Form | None
+    _follow: Callable[[ModelEntry], None]
 
     async def run(self, entry: ModelEntry, body: Body, latest: float) -> InferRequest:
         """Return the request that a version of the model decodes.

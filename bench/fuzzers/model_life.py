@@ -582,8 +582,8 @@ class World(EventLog):
             load_pool,  # type: ignore[arg-type]
             scan_pool,  # type: ignore[arg-type]
             self.mode,
-            startup=("a", "b"),
-            uploads=_NoUploads(),  # type: ignore[arg-type]
+            _NoUploads(),  # type: ignore[arg-type]
+            ("a", "b"),
         )
         missing.register(self.control.load_member)
 

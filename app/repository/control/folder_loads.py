@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -28,6 +29,7 @@ class LoadsModels(Protocol):
     ) -> None: ...
 
 
+@dataclass(eq=False, repr=False)
 class FolderLoads:
     """Scans the folders of models, and loads what is there. For the event loop's
     thread.
@@ -35,23 +37,13 @@ class FolderLoads:
     `lazily` offers new versions for loading on demand.
     """
 
-    def __init__(
-        self,
-        records: ModelRecords,
-        places: ModelPlaces,
-        repository: LoadsModels,
-        remote: RemoteFiles,
-        pool: DaemonPool,
-        *,
-        lazily: bool,
-    ) -> None:
-        self.remote = remote
-        self._records = records
-        self._places = places
-        self._repository = repository
-        self._pool = pool
-        self._lazily = lazily
-        self._is_ending = False
+    _records: ModelRecords
+    _places: ModelPlaces
+    _repository: LoadsModels
+    remote: RemoteFiles
+    _pool: DaemonPool
+    lazily: bool
+    _is_ending: bool = field(default=False, init=False)
 
     def begin_end(self) -> None:
         """Stop downloads, and note that the server is shutting down, so an interrupted
@@ -91,13 +83,13 @@ class FolderLoads:
 
         The record has the errors.
         """
-        await self._repository.load(scanned, lazily=self._lazily, evict=False)
+        await self._repository.load(scanned, lazily=self.lazily, evict=False)
         if scanned.url is not None:
             await self._settle_remote(self._records.record(scanned.name), scanned.url)
 
     async def follow(self, name: str, scanned: ScannedModel) -> None:
         """Load a model whose files have changed; log the outcome."""
-        await self._repository.load(scanned, lazily=self._lazily)
+        await self._repository.load(scanned, lazily=self.lazily)
         record = self._records.record(name)
         if scanned.url is not None:
             await self._settle_remote(record, scanned.url)
@@ -134,7 +126,7 @@ class FolderLoads:
         reasons = [v.reason for v in record.versions.values() if v.reason]
         problem = record.reason or reasons[0]
         scanned = await self.scan(record.name)
-        await self._repository.load(scanned, lazily=self._lazily, evict=False)
+        await self._repository.load(scanned, lazily=self.lazily, evict=False)
         if not record.problem:
             logger.warning("model %s: serving its former files", record.name)
             for version in record.versions.values():

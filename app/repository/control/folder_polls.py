@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import dataclass, field
 
 from app.config.file_stamps import Stamp
 from app.repository.control.folder_loads import FolderLoads
@@ -19,34 +20,25 @@ logger = logging.getLogger(__name__)
 SETTLE = 1.0
 
 
+@dataclass(eq=False, repr=False)
 class FolderPolls:
     """Uses the changes in the folder, every `seconds`. For the event loop's thread.
 
     If `known_only` is true, models follow the folder only after their first load.
     """
 
-    def __init__(
-        self,
-        records: ModelRecords,
-        repository: ModelRepository,
-        loads: FolderLoads,
-        watch: RemoteWatch,
-        *,
-        known_only: bool,
-        seconds: float,
-    ) -> None:
-        self._records = records
-        self._repository = repository
-        self._loads = loads
-        self._watch = watch
-        self._known_only = known_only
-        self._seconds = seconds
-        self._polling: asyncio.Task[None] | None = None
-        self._unsettled: dict[str, Stamp | None] = {}
-        #: The number of failed scans of the folder, and the time of the last successful
-        #: one in seconds since 1970.
-        self.failed = 0
-        self.polled_at = 0.0
+    _records: ModelRecords
+    _repository: ModelRepository
+    _loads: FolderLoads
+    _watch: RemoteWatch
+    known_only: bool
+    seconds: float
+    _polling: asyncio.Task[None] | None = field(default=None, init=False)
+    _unsettled: dict[str, Stamp | None] = field(default_factory=dict, init=False)
+    #: The number of failed scans of the folder, and the time of the last successful one
+    #: in seconds since 1970.
+    failed: int = field(default=0, init=False)
+    polled_at: float = field(default=0.0, init=False)
 
     def start(self) -> None:
         """Poll from now on."""
@@ -59,7 +51,7 @@ class FolderPolls:
 
     async def _poll(self) -> None:
         while True:
-            pause = self._seconds
+            pause = self.seconds
             await asyncio.sleep(min(pause, SETTLE) if self._unsettled else pause)
             try:
                 await self.poll_once()
@@ -78,7 +70,7 @@ class FolderPolls:
         for name in sorted(known | set(models)):
             scanned = models.get(name)
             record = self._records.get(name)
-            if self._known_only and not (record and record.stamp):
+            if self.known_only and not (record and record.stamp):
                 continue  # no request has loaded it yet
             stamp = scanned.stamp if scanned is not None else None
             before = record.stamp if record is not None else None

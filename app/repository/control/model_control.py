@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -26,39 +27,25 @@ ALL_MODELS = "*"
 FROM_THE_FOLDER = LoadOverrides()
 
 
+@dataclass(eq=False, repr=False)
 class ModelControl:
     """Loads models at the start and on request, as the mode allows. For the event
     loop's thread.
 
-    `startup` are the models of mode ``explicit``.
+    `_startup` are the models of mode ``explicit``.
     """
 
-    def __init__(
-        self,
-        records: ModelRecords,
-        places: ModelPlaces,
-        repository: ModelRepository,
-        loads: FolderLoads,
-        watch: RemoteWatch,
-        pool: DaemonPool,
-        scan_pool: DaemonPool,
-        mode: ControlMode,
-        *,
-        startup: tuple[str, ...] = (),
-        uploads: Uploads,
-    ) -> None:
-        self.mode = mode
-        self._records = records
-        self._places = places
-        self._repository = repository
-        self._loads = loads
-        self._remote = loads.remote
-        self.watch = watch
-        self._pool = pool
-        self._scan_pool = scan_pool
-        self._startup = startup
-        self._uploads = uploads
-        self._uploaded: dict[str, list[Path]] = {}
+    _records: ModelRecords
+    _places: ModelPlaces
+    _repository: ModelRepository
+    _loads: FolderLoads
+    watch: RemoteWatch
+    _pool: DaemonPool
+    _scan_pool: DaemonPool
+    mode: ControlMode
+    _uploads: Uploads
+    _startup: tuple[str, ...] = ()
+    _uploaded: dict[str, list[Path]] = field(default_factory=dict, init=False)
 
     async def start(self) -> None:
         """Load the models of the mode; record failures instead of raising them.
@@ -91,8 +78,10 @@ class ModelControl:
         root = await self._store(name, request) if request.files else None
         try:
             scanned = await self._loads.scan(name, root, request.config)
-            if scanned.url is not None and not await self._remote.has(scanned.url):
-                await self._remote.fetch(name, scanned.url)
+            if scanned.url is not None and not await self._loads.remote.has(
+                scanned.url
+            ):
+                await self._loads.remote.fetch(name, scanned.url)
                 scanned = await self._loads.scan(name, root, request.config)
             await self._repository.load(scanned)
             self.watch.follow(name, scanned)
@@ -187,9 +176,9 @@ class ModelControl:
         try:
             scanned = await self._loads.scan(name)
             if scanned.url is not None and (
-                looks or not await self._remote.has(scanned.url)
+                looks or not await self._loads.remote.has(scanned.url)
             ):
-                await self._remote.fetch(name, scanned.url)
+                await self._loads.remote.fetch(name, scanned.url)
                 scanned = await self._loads.scan(name)
             await self._loads.put(scanned)
             self.watch.follow(name, scanned)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 from app.background import DaemonPool
@@ -25,24 +26,18 @@ from app.repository.source import ScannedModel
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class RemoteFiles:
     """The files of the remote models in the records. For the event loop's thread.
 
-    `caches` is None if there are none. `pool` reads and writes them. `fetch_pool` runs
-    the downloads.
+    `_caches` is None if there are none. `_pool` reads and writes them. `_fetch_pool`
+    runs the downloads.
     """
 
-    def __init__(
-        self,
-        records: ModelRecords,
-        caches: RemoteCaches | None,
-        pool: DaemonPool,
-        fetch_pool: DaemonPool,
-    ) -> None:
-        self._records = records
-        self._caches = caches
-        self._pool = pool
-        self._fetch_pool = fetch_pool
+    _records: ModelRecords
+    _caches: RemoteCaches | None
+    _pool: DaemonPool
+    _fetch_pool: DaemonPool
 
     async def has(self, url: RemoteUrl) -> bool:
         """Return whether the cache has the URL."""
@@ -98,26 +93,21 @@ class RemoteFiles:
         return self._caches.of(url)
 
 
+@dataclass(eq=False, repr=False)
 class RemoteWatch:
     """Watches the URLs of remote models, every `seconds`. For the event loop's thread.
 
-    `use` loads the files that have arrived. If `polls` is false, the watch only retries
-    failed downloads.
+    `_use` loads the files that have arrived. If `polls` is false, the watch only
+    retries failed downloads.
     """
 
-    def __init__(
-        self,
-        remote: RemoteFiles,
-        use: Callable[[str, RemoteUrl], Awaitable[None]],
-        *,
-        polls: bool,
-        seconds: float,
-    ) -> None:
-        self._remote = remote
-        self._use = use
-        self._polls = polls
-        self._seconds = seconds
-        self._watching: dict[str, tuple[RemoteUrl, asyncio.Task[None]]] = {}
+    _remote: RemoteFiles
+    _use: Callable[[str, RemoteUrl], Awaitable[None]]
+    polls: bool
+    seconds: float
+    _watching: dict[str, tuple[RemoteUrl, asyncio.Task[None]]] = field(
+        default_factory=dict, init=False
+    )
 
     def looks(self) -> dict[str, Looks]:
         """Return the state of the polls, by the name of the model."""
@@ -147,10 +137,10 @@ class RemoteWatch:
         downloads.
         """
         await self._remote.drop_unused(url)
-        pause = 0.0 if at_once else self._seconds
-        while self._polls or not await self._remote.has(url):
+        pause = 0.0 if at_once else self.seconds
+        while self.polls or not await self._remote.has(url):
             await asyncio.sleep(pause)
-            pause = self._seconds
+            pause = self.seconds
             try:
                 await self._look(name, url)
             except FetchStopped:

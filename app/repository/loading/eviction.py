@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from app.observe.metrics import MetricsRegistry
 from app.repository.load_errors import LoadCutOff, LoadError
@@ -30,20 +31,14 @@ class NoMemory(LoadCutOff):
         super().__init__(message, "model_memory_full")
 
 
+@dataclass(eq=False, repr=False)
 class Eviction:
     """Reserves memory out of a budget. For the event loop's thread."""
 
-    def __init__(
-        self,
-        budget: MemoryBudget,
-        records: ModelRecords,
-        metrics: MetricsRegistry,
-        served: ServedModels,
-    ) -> None:
-        self._budget = budget
-        self._records = records
-        self._metrics = metrics
-        self._served = served
+    _budget: MemoryBudget
+    _records: ModelRecords
+    _metrics: MetricsRegistry
+    _served: ServedModels
 
     async def reserve(
         self, size: int, evict: bool, beside: Collection[VersionRecord]

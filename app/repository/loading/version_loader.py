@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from app.background import DaemonPool
@@ -23,35 +24,25 @@ from engine import EngineError, ModelRunner
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class VersionLoader:
     """Loads versions beside those that serve. For the event loop's thread.
 
-    The memory of a loaded version comes from `budget`, by `eviction` if it has a limit.
-    `pool` loads and `compile_pool` compiles, because a long compilation must not delay
-    other models.
+    The memory of a loaded version comes from `_budget`, by `_eviction` if it has a
+    limit. `_pool` loads and `_compile_pool` compiles, because a long compilation must
+    not delay other models.
     """
 
-    def __init__(
-        self,
-        places: ModelPlaces,
-        loader: ModelLoader,
-        ensembles: EnsembleLoader,
-        budget: MemoryBudget,
-        eviction: Eviction,
-        served: ServedModels,
-        pool: DaemonPool,
-        compile_pool: DaemonPool,
-    ) -> None:
-        self._places = places
-        self._loader = loader
-        self._ensembles = ensembles
-        self._budget = budget
-        self._eviction = eviction
-        self._served = served
-        self._draining: set[asyncio.Task[None]] = set()
-        self._pool = pool
-        self._compile_pool = compile_pool
-        self._closing = False
+    _places: ModelPlaces
+    _loader: ModelLoader
+    _ensembles: EnsembleLoader
+    _budget: MemoryBudget
+    _eviction: Eviction
+    _served: ServedModels
+    _pool: DaemonPool
+    _compile_pool: DaemonPool
+    _draining: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _closing: bool = field(default=False, init=False)
 
     def close(self) -> None:
         """Let loads that are under way fail."""

@@ -103,7 +103,7 @@ def test_listing_the_folder_does_not_wait_for_models_that_load(tmp_path: Path) -
         loading,
         scanning,
         ControlMode.MANAGED,
-        uploads=Uploads(tmp_path / ".uploads"),
+        Uploads(tmp_path / ".uploads"),
     )
     (tmp_path / "new.popef").touch()
     loaded = threading.Event()
