@@ -9,8 +9,9 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,32 +49,38 @@ NO_PLUGIN = "it calls other models, but no plugin that serves such calls is inst
 MOST_TRIES = 5
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A version to load until a `time.monotonic()`. It replaces one that serves now."""
+
+    name: str
+    source: VersionSource
+    config: ModelConfig
+    replaces: LoadedModel | None
+    until: float
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}/{self.source.version}"
+
+
+@dataclass(eq=False, repr=False)
 class ModelLoader:
     """Loads versions onto the devices of a gateway. Thread-safe.
 
-    `largest_body` is the most bytes of a request. `limits` are the time limits of
-    loading and of a run. `allow_python` allows folders with code. `on_calls` handles
-    the calls of such models to others, and `claim` claims their own routes.
+    `_largest_body` is the most bytes of a request. `_limits` are the time limits of
+    loading and of a run. `_allow_python` allows folders with code. `_on_calls` handles
+    the calls of such models to others, and `_claim` claims their own routes.
     """
 
-    def __init__(
-        self,
-        devices: GatewayDevices,
-        cache: CompileCache,
-        largest_body: int = 0,
-        limits: TimeLimits = NO_LIMITS,
-        allow_python: bool = False,
-        on_calls: Callable[[str, socket.socket], None] | None = None,
-        claim: Callable[[str, Sequence[ModelRoute]], None] = lambda name, routes: None,
-    ) -> None:
-        self._on_calls = on_calls
-        self._claim = claim
-        self._allow_python = allow_python
-        self._devices = devices
-        self._cache = cache
-        self._largest_body = largest_body
-        self._limits = limits
-        self._again = threading.Lock()
+    _devices: GatewayDevices
+    _cache: CompileCache
+    _largest_body: int = 0
+    _limits: TimeLimits = NO_LIMITS
+    _allow_python: bool = False
+    _on_calls: Callable[[str, socket.socket], None] | None = None
+    _claim: Callable[[str, Sequence[ModelRoute]], None] = lambda name, routes: None
+    _again: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def load(
         self,
@@ -91,97 +98,85 @@ class ModelLoader:
         """
         start = time.monotonic()
         until = start + self._limits.load if self._limits.load else math.inf
-        label = f"{name}/{source.version}"
-        with explained(label):
+        wanted = _Wanted(name, source, config, replaces, until)
+        with explained(wanted.label):
             if source.problem:
                 raise LoadError(source.problem)
             check_kind(source, config, allowed=self._allow_python)
             if source.is_python:
-                return self._load_python(name, source, config, replaces, until)
+                return self._load_python(wanted)
             placement = self._devices.place(config.instances, config.devices)
-            once = partial(
-                self._load_once, name, source, config, replaces, placement, until
-            )
             try:
-                loaded = once()
+                loaded = self._load_once(wanted, placement)
             except DeviceFailed:
                 raise
             except DeviceLost as e:
-                devices = set(placement.values())
-                loaded = self._load_again(label, once, devices, e, until)
+                loaded = self._load_again(wanted, placement, e)
         seconds = time.monotonic() - start
-        logger.debug("model %s is loaded (%.3f s)", label, seconds)
+        logger.debug("model %s is loaded (%.3f s)", wanted.label, seconds)
         return loaded
 
     def _load_again(
-        self,
-        label: str,
-        once: Callable[[], LoadedModel],
-        devices: Collection[Device],
-        error: DeviceLost,
-        until: float,
+        self, wanted: _Wanted, placement: Mapping[int, Device], error: DeviceLost
     ) -> LoadedModel:
         # Models are loaded again one by one, so that the one at fault can be
         # identified.
         with self._again:
             for _ in range(MOST_TRIES - 1):
-                logger.warning("model %s: %s; reloading it", label, error)
+                logger.warning("model %s: %s; reloading it", wanted.label, error)
                 try:
-                    self._devices.bring_back(devices)
-                    return once()
+                    self._devices.bring_back(set(placement.values()))
+                    return self._load_once(wanted, placement)
                 except DeviceFailed:
                     raise
                 except DeviceLost as e:
-                    if e.culprit == label:
+                    if e.culprit == wanted.label:
                         raise LoadError(
                             f"loading the model ends its device process: {e}"
                         ) from e
                     error = e
-                if time.monotonic() > until:
+                if time.monotonic() > wanted.until:
                     break
         raise error
 
     def _load_once(
-        self,
-        name: str,
-        source: VersionSource,
-        config: ModelConfig,
-        replaces: LoadedModel | None,
-        placement: Mapping[int, Device],
-        until: float,
+        self, wanted: _Wanted, placement: Mapping[int, Device]
     ) -> LoadedModel:
-        files = self._files(source, config)
-        label = f"{name}/{source.version}"
-        runner = self._open(label, files, config, placement, optional_outputs(source))
+        source, config = wanted.source, wanted.config
+        files = compiled_files(source, config, self._cache)
+        model = open_model(files, config.executable or None)
+        options = runner_config(
+            config,
+            model,
+            placement,
+            self._largest_body,
+            self._limits,
+            optional_outputs(source),
+        )
+        runner = ModelRunner(model, options, name=wanted.label)
         if not runner.ragged and ragged_inputs(source, config):
             why = (
                 runner.interface.ragged_reason
                 or "the file was compiled without [ragged]"
             )
             msg = "model %s: rows of different lengths run separately: %s"
-            logger.warning(msg, label, why)
-        return self._ready(name, source, config, replaces, until, files, runner)
+            logger.warning(msg, wanted.label, why)
+        return self._ready(wanted, files, runner)
 
-    def _load_python(
-        self,
-        name: str,
-        source: VersionSource,
-        config: ModelConfig,
-        replaces: LoadedModel | None,
-        until: float,
-    ) -> LoadedModel:
+    def _load_python(self, wanted: _Wanted) -> LoadedModel:
         """Load a Python model on its own processes, which end with its runner.
 
         If a process dies during the load, there is no second attempt, because no other
         model can have been at fault.
         """
+        source, config, label = wanted.source, wanted.config, wanted.label
         if config.models and self._on_calls is None:
             raise ValueError(NO_PLUGIN)
-        label, seconds = f"{name}/{source.version}", self._limits.load
         options = process_options(label, source, config)
         devices = self._devices.start_python(options, config.instances)
         try:
-            on_calls = self._on_calls and partial(self._on_calls, name)
+            on_calls = self._on_calls and partial(self._on_calls, wanted.name)
+            seconds = self._limits.load
             model = read_model(label, source, config, devices[0], seconds, on_calls)
             placement = dict(enumerate(devices))
             runner_options = runner_config(
@@ -192,35 +187,25 @@ class ModelLoader:
             for device in devices:
                 device.close()
             raise
-        files = list(source.files)
-        return self._ready(name, source, config, replaces, until, files, runner)
+        return self._ready(wanted, list(source.files), runner)
 
     def _ready(
-        self,
-        name: str,
-        source: VersionSource,
-        config: ModelConfig,
-        replaces: LoadedModel | None,
-        until: float,
-        files: list[Path],
-        runner: ModelRunner,
+        self, wanted: _Wanted, files: list[Path], runner: ModelRunner
     ) -> LoadedModel:
         """Describe and warm up a loaded model; close it if that fails."""
+        source, config = wanted.source, wanted.config
         try:
             with runner.health.warming_up():
                 defaults = input_defaults(source, config, self._cache)
                 memory = self._memory(files, config)
                 made = assemble(
-                    name, source, config, runner.interface, runner, defaults
+                    wanted.name, source, config, runner.interface, runner, defaults
                 )
                 example = config.example or _example_of(runner)
-                tried = _tried(example, made, runner, source, config, until)
-                fill = _warm_up(
-                    made.spec, runner, source, config, replaces, until,
-                    quiet=tried is True,
-                )  # fmt: skip
+                tried = _tried(example, made, runner, wanted)
+                fill = _warm_up(made.spec, runner, wanted, quiet=tried is True)
                 routes = ModelRoutes.parse(runner.interface.routes)
-                self._claim(name, routes.routes)
+                self._claim(wanted.name, routes.routes)
         except BaseException:
             runner.close()
             raise
@@ -257,10 +242,7 @@ class ModelLoader:
         Raises `LoadError`.
         """
         with explained(str(source.version)):
-            return self._memory(self._files(source, config), config)
-
-    def _files(self, source: VersionSource, config: ModelConfig) -> list[Path]:
-        return compiled_files(source, config, self._cache)
+            return self._memory(compiled_files(source, config, self._cache), config)
 
     def _memory(self, files: list[Path], config: ModelConfig) -> int:
         if config.memory is not None:
@@ -269,20 +251,6 @@ class ModelLoader:
             return config.instances * config.memory_limit
         devices = self._devices.count_for(config.instances, config.devices)
         return devices * sum(path.stat().st_size for path in files)
-
-    def _open(
-        self,
-        label: str,
-        files: list[Path],
-        config: ModelConfig,
-        placement: Mapping[int, Device],
-        optional: tuple[str, ...],
-    ) -> ModelRunner:
-        model = open_model(files, config.executable or None)
-        options = runner_config(
-            config, model, placement, self._largest_body, self._limits, optional
-        )
-        return ModelRunner(model, options, name=label)
 
 
 def compiled_files(
@@ -324,51 +292,39 @@ def _example_of(runner: ModelRunner) -> Mapping[str, Any]:
 
 
 def _tried(
-    example: Mapping[str, Any],
-    made: Assembled,
-    runner: ModelRunner,
-    source: VersionSource,
-    config: ModelConfig,
-    until: float,
+    example: Mapping[str, Any], made: Assembled, runner: ModelRunner, wanted: _Wanted
 ) -> bool | None:
     """Return whether the model answers its example; None if it was not run."""
-    if not example or (config.warmup is not None and not config.warmup.enabled):
+    warmup = wanted.config.warmup
+    if not example or (warmup is not None and not warmup.enabled):
         return None
     if runner.interface.keeps_state:
         return None  # a run would change its state
     try:
-        run_example(made.spec, made.visible, runner, example, 1, until)
+        run_example(made.spec, made.visible, runner, example, 1, wanted.until)
     except WarmupFailed as e:
         if runner.failure is not None or e.is_late:
             raise
-        name = f"{made.spec.name}/{source.version}"
-        logger.warning(
-            "model %s: the documentation does not show its example: %s", name, e
-        )
+        msg = "model %s: the documentation does not show its example: %s"
+        logger.warning(msg, wanted.label, e)
         return False
     return True
 
 
 def _warm_up(
-    spec: ModelSpec,
-    runner: ModelRunner,
-    source: VersionSource,
-    config: ModelConfig,
-    replaces: LoadedModel | None,
-    until: float,
-    *,
-    quiet: bool,
+    spec: ModelSpec, runner: ModelRunner, wanted: _Wanted, *, quiet: bool
 ) -> int:
     """Warm up a model and return the size of its free dimensions, 0 without a run.
 
     `quiet` is true if other values have shown that the model runs. Raises
     `WarmupFailed` if a run fails that should succeed.
     """
+    config, replaces = wanted.config, wanted.replaces
     if config.warmup is None and runner.interface.keeps_state:
         return 0  # runs would change its state
     try:
-        sizes = config.preferred_batch_sizes
-        return warm_up(spec, runner, config.warmup, source.folder, sizes, until)
+        sizes, folder = config.preferred_batch_sizes, wanted.source.folder
+        return warm_up(spec, runner, config.warmup, folder, sizes, wanted.until)
     except WarmupFailed as e:
         if runner.failure is not None or e.is_late:
             raise  # whatever the values: its runs would delay others
@@ -376,10 +332,9 @@ def _warm_up(
             raise
         logger.log(
             logging.DEBUG if quiet else logging.WARNING,
-            "model %s/%s: %s; write a [warmup] section with suitable values, or one "
-            "with enabled = false",
-            spec.name,
-            spec.version,
+            "model %s: %s; write a [warmup] section with suitable values, or one with "
+            "enabled = false",
+            wanted.label,
             e,
         )
         return 0
