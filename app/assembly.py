@@ -32,9 +32,8 @@ from app.repository.control.remote_files import RemoteFiles, RemoteWatch
 from app.repository.control.uploads import Uploads
 from app.repository.devices import GatewayDevices
 from app.repository.loader import ModelLoader
-from app.repository.loading.ensemble_loader import EnsembleLoader
+from app.repository.loading.ensemble_loader import EnsembleLoader, MissingModels
 from app.repository.loading.eviction import Eviction
-from app.repository.loading.missing_models import MissingModels
 from app.repository.loading.version_loader import VersionLoader
 from app.repository.memory_budget import MemoryBudget
 from app.repository.model_sources import FetchOptions, RemoteCaches

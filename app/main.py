@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 
 from app.api.plugin_routes import PluginRoutes, access_groups, plugin_routes
-from app.api.routes import drain, health, infer, metrics, models, oip
+from app.api.routes import health, infer, metrics, models, oip
 from app.assembly import gateway_of
 from app.codec.compression import CompressResponses
 from app.gateway import Gateway
@@ -23,7 +23,7 @@ from app.settings import Settings
 
 #: Seconds for the end of the gateway if the server exits immediately.
 _PATIENCE = 1.0
-ROUTERS = [part.router for part in (infer, models, health, drain, metrics, oip)]
+ROUTERS = [part.router for part in (infer, models, health, metrics, oip)]
 
 
 def create_app(

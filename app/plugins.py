@@ -42,7 +42,7 @@ MODEL_FORMATS: Final = "popgate.model_formats"
 #: Decoders before a model of any kind (`app.repository.formats.InputDecoder`).
 INPUT_DECODERS: Final = "popgate.input_decoders"
 #: A function that reads the model in a Python file
-#: (`app.repository.python_reader.ReadPythonModel`).
+#: (`app.repository.python_models.ReadPythonModel`).
 PYTHON_FILES: Final = "popgate.python_files"
 #: Several processes that accept the connections of a server: a function of the settings
 #: and the listeners that returns `app.run.ServerProcesses`.

@@ -22,9 +22,8 @@ from app.config.config_formats import (
 from app.config.config_keys import ModelConfigError
 from app.config.declared import DeclaredTensors
 from app.config.frozen_inputs import with_frozen_files
-from app.config.labels import read_labels
 from app.config.model_config import ModelConfig, parse_model_config
-from app.config.model_files import read_text, shown
+from app.config.model_files import file_inside, read_text, shown
 from app.plugins import with_sections
 
 OVERRIDE = "the config of the load request"
@@ -43,6 +42,8 @@ REQUESTABLE = frozenset(
         "warmup",
     }
 )  # fmt: skip
+#: Bytes of one file of labels: 50,000 names of 20 letters.
+MAX_LABEL_BYTES = 1 << 20
 #: Limit of a dotted key. No table of PopGate is nested a tenth as deep.
 MAX_KEY_PARTS = 64
 
@@ -198,6 +199,19 @@ def with_files(
     return replace(
         config, labels=labels, frozen_inputs=frozen, save_outputs=save_outputs
     )
+
+
+def read_labels(folder: Path, name: str) -> tuple[str, ...]:
+    """Return the lines of a file in the model's folder; empty ones are classes without
+    a name.
+
+    Raises ValueError for a file that is missing, outside the folder or too large.
+    """
+    try:
+        text = read_text(file_inside(folder, name), MAX_LABEL_BYTES)
+    except ValueError as e:
+        raise ValueError(f"labels file {shown(name)} {e}") from None
+    return tuple(line.rstrip() for line in text.splitlines())
 
 
 def save_folder(name: str, folder: Path) -> str:

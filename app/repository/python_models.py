@@ -1,19 +1,59 @@
-"""Models in Python: whether they may run, and how their processes start."""
+"""Models in Python: whether they may run, how their processes start, and the function
+of a plugin that reads their files.
+"""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
 
 from app.config.model_config import ModelConfig, python_keys_set
-from app.repository.python_reader import python_reader
+from app.plugins import PYTHON_FILES, first_plugin
 from app.repository.source import PYTHON_MODEL, VersionSource
 from app.spec import ModelSpec
-from engine import PYTHON_STEP, Device, PythonModel, PythonOptions
+from engine import PYTHON_STEP, Device, InvalidConfig, PythonModel, PythonOptions
 
 NOT_ALLOWED = (
     f"{PYTHON_MODEL} is Python code; start the server with --allow-python to run it"
 )
+
+NO_PLUGIN = "no plugin that reads Python models is installed"
+
+
+class ReadPythonModel(Protocol):
+    """A function that returns the model in a file (entry point group
+    `popgate.python_files`).
+    """
+
+    def __call__(
+        self,
+        device: Device,
+        file: Path,
+        *,
+        name: str = "",
+        parameters: Mapping[str, Any] | None = None,
+        requirements: tuple[str, ...] = (),
+        models: tuple[str, ...] | None = None,
+        on_calls: Callable[[socket.socket], None] | None = None,
+        declared: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> PythonModel:
+        """Import `file` on `device`, a Python device, and return its model.
+
+        Blocks for up to `timeout` seconds (None: no limit). Raises
+        `engine.InvalidModel` for a file that is no model, and `engine.DeviceLost`.
+        """
+
+
+def python_reader() -> ReadPythonModel:
+    """Return the function. Raises InvalidConfig without its plugin."""
+    found = first_plugin(PYTHON_FILES)
+    if found is None:
+        raise InvalidConfig(NO_PLUGIN)
+    read: ReadPythonModel = found
+    return read
 
 
 def check_kind(source: VersionSource, config: ModelConfig, *, allowed: bool) -> None:

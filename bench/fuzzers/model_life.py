@@ -45,9 +45,8 @@ from app.repository.control.remote_files import RemoteFiles, RemoteWatch
 from app.repository.load_errors import LoadCutOff, LoadError
 from app.repository.load_overrides import LoadOverrides
 from app.repository.loading import ensemble_loader, eviction
-from app.repository.loading.ensemble_loader import EnsembleLoader
+from app.repository.loading.ensemble_loader import EnsembleLoader, MissingModels
 from app.repository.loading.eviction import Eviction
-from app.repository.loading.missing_models import MissingModels
 from app.repository.loading.version_loader import VersionLoader
 from app.repository.memory_budget import MemoryBudget
 from app.repository.model_life import LIFE, Event, State

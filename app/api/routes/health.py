@@ -1,11 +1,11 @@
-"""Liveness and readiness, in our form and in the protocol's."""
+"""Liveness and readiness, in our form and in the protocol's, and the end of service."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from app.api.dependencies import GatewayOf
-from app.api.schemas import Live, Ready, Started
+from app.api.dependencies import MANAGEMENT, GatewayOf
+from app.api.schemas import Drained, Live, Ready, Started
 
 router = APIRouter(tags=["health"])
 
@@ -55,3 +55,16 @@ async def ready(gateway: GatewayOf, response: Response) -> Ready:
     return Ready(
         ready=now.ready, reasons=now.reasons, loading=now.loading, failed=now.failed
     )
+
+
+@router.post(
+    "/v1/drain", summary="Take the server out of service", dependencies=MANAGEMENT
+)
+async def drain(gateway: GatewayOf) -> Drained:
+    """Stop being ready: `/v1/health/ready` answers 503, and every response closes its
+    connection. Requests that still arrive are answered. Call it again to see how many
+    are in flight. When there are none, end the process. Only a restart brings the
+    server back.
+    """
+    gateway.drain()
+    return Drained(draining=True, in_flight=gateway.count_unfinished())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from app.config.ensemble_config import StepConfig
 from app.repository.load_errors import LoadError, explained
-from app.repository.loading.missing_models import MissingModels
 from app.repository.model_life import State
 from app.repository.records import LoadedModel, ModelRecord, ModelRecords, VersionRecord
 from app.repository.source import VersionSource
@@ -40,18 +40,40 @@ def why_no_member(scheduler: RequestScheduler | None) -> str:
     return _CONVERTED
 
 
+class MissingModels:
+    """Passes the requests of ensembles on to a loader of models.
+
+    An ensemble is loaded by the loader that loads its members too. So both exist before
+    the loader registers here.
+    """
+
+    def __init__(self) -> None:
+        self._loaders: list[Callable[[str], Awaitable[None]]] = []
+
+    def register(self, load: Callable[[str], Awaitable[None]]) -> None:
+        """Let `load` load missing models from now on."""
+        self._loaders.append(load)
+
+    async def load(self, name: str) -> None:
+        """Load a model; return when it is loaded or has failed to load.
+
+        Without a loader, nothing happens.
+        """
+        for load in self._loaders:
+            await load(name)
+
+
+@dataclass(eq=False, repr=False)
 class EnsembleLoader:
     """Loads ensembles, after their member models.
 
-    `missing` loads a model that is in the folder but not in memory, if that is allowed.
+    `_missing` loads a model that is in the folder but not in memory, if that is
+    allowed.
     """
 
-    def __init__(
-        self, records: ModelRecords, table: ModelTable, missing: MissingModels
-    ) -> None:
-        self._records = records
-        self._table = table
-        self._missing = missing
+    _records: ModelRecords
+    _table: ModelTable
+    _missing: MissingModels
 
     async def load(self, record: ModelRecord, source: VersionSource) -> LoadedModel:
         """Return the ensemble that the record's configuration describes. Raises

@@ -1,7 +1,7 @@
 """Ensembles over HTTP: real models, real devices.
 
 Covers: app/repository/loading/ensemble_loader.py, app/serving/tensor_fit.py,
-app/repository/loading/missing_models.py, app/repository/records.py,
+app/repository/records.py,
 plugins/ensembles/src/popgate_ensembles/runner.py,
 plugins/ensembles/src/popgate_ensembles/shapes.py.
 """

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.config.config_keys import ModelConfigError
-from app.config.labels import MAX_LABEL_BYTES, read_labels
-from app.config.model_options import read_options
+from app.config.model_options import MAX_LABEL_BYTES, read_labels, read_options
 
 
 def test_one_a_line(tmp_path: Path) -> None:

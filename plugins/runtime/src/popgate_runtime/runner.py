@@ -201,7 +201,7 @@ def _python_runner(
     """Return the runner of a Python file, on a device that it closes."""
     if config is not None and config.replica_to_device:
         raise InvalidInput(f"{file} runs on a device of its own: set no replicas")
-    from app.repository.python_reader import python_reader
+    from app.repository.python_models import python_reader
 
     options = engine.PythonOptions(label=file.stem)
     device = (manager or DeviceManager()).create_python_device(options)

@@ -1,7 +1,4 @@
-"""`popgate drain`: a server that is taken out of service, with a request in flight.
-
-Covers: app/api/routes/drain.py.
-"""
+"""`popgate drain`: a server that is taken out of service, with a request in flight."""
 
 from __future__ import annotations
 

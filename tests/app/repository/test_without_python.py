@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from app.repository.python_reader import NO_PLUGIN
+from app.repository.python_models import NO_PLUGIN
 from tests.app.served import ROOT
 
 BARE = """
 import importlib.metadata
 importlib.metadata.entry_points = lambda **_: importlib.metadata.EntryPoints()
-from app.repository.python_reader import python_reader
+from app.repository.python_models import python_reader
 from engine import InvalidConfig
 try:
     python_reader()
