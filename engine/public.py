@@ -94,7 +94,6 @@ from engine.transport.messages import (
 )
 from engine.transport.messages import encode as encode_message
 from engine.transport.messages import send as send_message
-from engine.transport.ring_buffer import SpscRingBuffer
 from engine.transport.shared_memory import (
     SharedMemory,
     keep_large_blocks,
@@ -172,7 +171,6 @@ __all__ = [
     "RunnerStats",
     "SessionClosed",
     "SharedMemory",
-    "SpscRingBuffer",
     "Tensor",
     "ThreadPlan",
     "TimedOut",

@@ -37,7 +37,7 @@ _ASLEEP = (
     "engine/worker/scheduler.py Scheduler._sleep",
     "engine/worker/scheduler.py Scheduler._wait",
     "engine/transport/link.py Submissions.take",
-    "engine/transport/ring_buffer.py RingCounters.read_available",
+    "engine/transport/ring_buffer.py RingCounters.has_news",
     "engine/transport/ring_buffer.py full_fence",
 )
 

@@ -67,7 +67,7 @@ class RingsEcho:
         """Poll for a moment before sleeping; return whether anything came."""
         end = time.monotonic_ns() + self._spin_ns
         while time.monotonic_ns() < end:
-            if self._link.submissions.read_available:
+            if self._link.submissions.has_news:
                 return True
             os.sched_yield()
         return False
@@ -77,7 +77,7 @@ class RingsEcho:
         link = self._link
         link.words[PARKED] = 1
         full_fence()
-        if not link.submissions.read_available:
+        if not link.submissions.has_news:
             ready = dict(self._poller.poll())
             if sys.stdin.fileno() in ready:
                 return False

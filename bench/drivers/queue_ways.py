@@ -101,9 +101,11 @@ class Rings:
         completions: deque[Completion] = deque()
         self._link.completions.drain(completions)
         for _, _, number, *_ in completions:
-            taken = output.pop(number)
-            assert taken is not None, "a completion without its data"
-            messages.append(taken[1])
+            slot = output.find(number)
+            assert slot >= 0, "a completion without its data"
+            offset, nbytes, _ = output.record(slot)
+            messages.append(bytes(output.payload[offset : offset + nbytes]))
+            output.skip()
         return messages
 
     def close(self) -> None:

@@ -164,26 +164,13 @@ class AnchorRing(RingCounters):
 
     # -- consumer
 
-    def pop(self, request: int) -> tuple[tuple[int, ...], bytes] | None:
-        """Return shape and a copy of the data of `request`, and release the data.
-        Return None if the next data belongs to a later request.
-
-        Requests of a channel end in the order of their numbers. So data of an earlier
-        request comes from a run that failed after publishing it, and is dropped.
-        """
-        slot = self.find(request)
-        if slot < 0:
-            return None
-        offset, nbytes, shape = self.record(slot)
-        data = bytes(self.payload[offset : offset + nbytes])
-        self.skip()
-        return shape, data
-
     def find(self, request: int, in_order: bool = True) -> int:
         """Return the slot with the data of `request`, which the caller releases with
         `skip`. Return -1 if the next data belongs to a later request.
 
-        If requests do not end `in_order`, the data of `request` must exist. Other data
+        Requests of a channel end in the order of their numbers. So data of an earlier
+        request comes from a run that failed after publishing it, and is dropped. If
+        requests do not end `in_order`, the data of `request` must exist. Other data
         before it is dropped.
         """
         while True:

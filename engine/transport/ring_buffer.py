@@ -1,13 +1,12 @@
-"""`SpscRingBuffer`: one producer, one consumer, fixed slots, no locks.
+"""`RingCounters`: one producer, one consumer, fixed slots, no locks.
 
 The map of the bytes
 --------------------
 A ring needs two words of shared memory, on separate cache lines, so that the two sides
 do not contend for one line. It also needs `capacity` slots: a table of descriptors in
-shared memory, or a list of objects if both sides are threads.
+shared memory.
 
     control + 0     u64  written   slots published since the beginning    producer
-    control + 8     u64  valid     0 = invalidated                        either side
     control + 64    u64  read      slots released since the beginning     consumer
     control + 72    u64  taken     slots that the consumer is using       consumer
     control + 128   end of the control block
@@ -23,7 +22,7 @@ The rules
   is full (producer) or empty (consumer) according to the copy.
 - Publishing has two steps in this order: fill the slot, then store `written`. Releasing
   has two as well: finish reading, then store `read`.
-- The consumer may hold several slots at once by repeated calls of `read_lock`. It
+- The consumer may hold several slots at once by repeated calls of `try_read_lock`. It
   releases them oldest first (`read_complete`), or puts all of them back (`read_reset`).
 
 The ordering claim
@@ -32,11 +31,11 @@ A counter is stored and loaded as one aligned 8-byte item of a `memoryview` of f
 "Q". CPython copies it with an 8-byte memcpy, which is one `mov`. On x86-64 stores
 become visible in program order, and loads are not reordered with older loads. So a side
 that sees `written == n` also sees the slots before it. On other processors (64-bit Arm)
-the stores alone do not guarantee this. There `_fence` takes and frees a lock between
-the two steps. That is an acquire and a release operation in every CPython build, and
-costs about 60 ns. `tests/stress/test_ring_stress.py` defends the claim with two
-processes and rings of 1 to 1,000 slots. It fills every slot with a pattern that depends
-on the slot's number.
+the stores alone do not guarantee this. There `full_fence` takes and frees a lock
+between the two steps. That is an acquire and a release operation in every CPython
+build, and costs about 60 ns. `tests/stress/test_ring_stress.py` defends the claim with
+two processes and rings of 1 to 1,000 slots. It fills every slot with a pattern that
+depends on the slot's number.
 
 If a side dies between the two steps, the slot is never published (or never released).
 The other side then sees a ring that is empty (or full) for ever. The control socket of
@@ -48,28 +47,14 @@ from __future__ import annotations
 import os
 import platform
 import threading
-import time
-from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+from typing import Final
 
-from engine.errors import EngineBug, InvalidConfig, QueueClosed, WrongProcess
-from engine.fork_guard import fork_guard
+from engine.errors import EngineBug, InvalidConfig
 
 CONTROL_SIZE = 128
-#: Words of the control block other than 0 and 1.
+#: Words of the control block other than 0.
 READ_WORD: Final = 8
 _TAKEN_WORD: Final = READ_WORD + 1
-
-T = TypeVar("T")
-
-#: The most buffers of a ring of objects. The ring makes all of them at once.
-MOST_BUFFERS = 1 << 24
-
-#: Seconds after which a wait checks whether it should go on.
-_LOOK_AGAIN = 0.2
-#: The longest single wait in seconds, because the system does not support waits of
-#: centuries.
-_LONGEST_WAIT = 3600.0
 
 _lock = threading.Lock()
 
@@ -94,13 +79,8 @@ def full_fence() -> None:
         pass
 
 
-def _no_fence() -> None:
-    pass
-
-
 #: True if the processor keeps plain stores and loads in order (see above).
 ORDERED_STORES = platform.machine().lower() in ("x86_64", "amd64")
-_fence = _no_fence if ORDERED_STORES else full_fence
 
 
 class RingCounters:
@@ -129,9 +109,6 @@ class RingCounters:
         self.written = self._read_seen = 0
         #: The number of released slots (consumer side).
         self.released = self._next = self._written_seen = 0
-        self._read_counters()
-
-    def _read_counters(self) -> None:
         self.written = self._written_seen = self._control[0]
         self.released = self._read_seen = self._next = self._control[READ_WORD]
 
@@ -144,36 +121,21 @@ class RingCounters:
             if self.written - self._read_seen >= self.capacity:
                 return -1
             if not ORDERED_STORES:
-                _fence()
+                full_fence()
         return self.written % self.capacity
 
     def write_complete(self, count: int = 1) -> None:
         """Publish the slot (or the next `count` slots) that were filled."""
         if not ORDERED_STORES:
-            _fence()
+            full_fence()
         self.written += count
         self._control[0] = self.written
-
-    def write_slot(self, ahead: int) -> int:
-        """Return the slot `ahead` places after the next one, without a
-        check for room.
-        """
-        return (self.written + ahead) % self.capacity
 
     @property
     def write_available(self) -> int:
         """Return how many slots can be filled now."""
         self._read_seen = self._control[READ_WORD]
         return self.capacity - (self.written - self._read_seen)
-
-    def unreleased(self) -> tuple[int, int]:
-        """Return how many published slots are not yet released, and the oldest of them
-        (producer side).
-        """
-        read = self._read_seen = self._control[READ_WORD]
-        if not ORDERED_STORES:
-            _fence()
-        return self.written - read, read % self.capacity
 
     @property
     def untaken(self) -> int:
@@ -201,7 +163,7 @@ class RingCounters:
             if self._next == self._written_seen:
                 return -1
             if not ORDERED_STORES:
-                _fence()
+                full_fence()
         slot = self._next % self.capacity
         self._next += 1
         return slot
@@ -211,7 +173,7 @@ class RingCounters:
         read-locked.
         """
         if not ORDERED_STORES:
-            _fence()
+            full_fence()
         self._next += 1
         self.released += 1
         self._control[READ_WORD] = self.released
@@ -227,14 +189,14 @@ class RingCounters:
         if self.released + count > self._next:
             raise EngineBug("released more slots than were read-locked")
         if not ORDERED_STORES:
-            _fence()
+            full_fence()
         self.released += count
         self._control[READ_WORD] = self.released
 
     def complete_held(self) -> None:
         """Release all read-locked slots."""
         if not ORDERED_STORES:
-            _fence()
+            full_fence()
         self._control[READ_WORD] = self.released = self._next
 
     def read_reset(self) -> None:
@@ -251,32 +213,13 @@ class RingCounters:
         return self._next - self.released
 
     @property
-    def read_available(self) -> bool:
-        if self._next == self._written_seen:
-            self._written_seen = self._control[0]
-        return self._next != self._written_seen
-
-    @property
     def has_news(self) -> bool:
         """Return whether there is something to read. Any thread may call it, because it
-        does not store the other side's counter as `read_available` does.
+        stores nothing.
         """
         return self._control[0] != self._next
 
     # -- both
-
-    @property
-    def is_valid(self) -> bool:
-        return self._control[1] == 0
-
-    def invalidate(self) -> None:
-        self._control[1] = 1
-
-    def reset(self) -> None:
-        """Make the ring empty and valid again. Neither side may use it meanwhile."""
-        self._control[0] = self._control[1] = self._control[READ_WORD] = 0
-        self._control[_TAKEN_WORD] = 0
-        self._read_counters()
 
     def release(self) -> None:
         """Release the memory. The ring cannot be used afterwards."""
@@ -285,187 +228,7 @@ class RingCounters:
     def __repr__(self) -> str:
         written, read = self._control[0], self._control[READ_WORD]
         held = self._next - self.released
-        state = "" if self.is_valid else ", invalid"
         return (
             f"<ring {written - read}/{self.capacity} filled, {held} held, "
-            f"{written} written{state}>"
+            f"{written} written>"
         )
-
-
-class SpscRingBuffer(Generic[T]):
-    """A ring of objects between two threads (Model Runtime: `SpscRingBuffer`).
-
-    One thread writes and one reads. `make` makes the `num_buffers` objects, which are
-    always reused. The writer fills the object that `write_lock` returns. While a read
-    waits, `timeout_cb(ring)` is called after each `timeout_ns` nanoseconds (0: never).
-    After `invalidate` nothing blocks any more, and callers must ignore what is
-    returned, so check `is_valid` after each lock. A forked child cannot use its copy of
-    the ring (WrongProcess), because the other side is in the parent.
-    """
-
-    def __init__(
-        self,
-        num_buffers: int,
-        label: str = "",
-        timeout_cb: Callable[[SpscRingBuffer[T]], None] | None = None,
-        timeout_ns: int = 0,
-        *,
-        make: Callable[[], T],
-    ) -> None:
-        if timeout_ns < 0:
-            raise InvalidConfig(f"timeout_ns must not be negative, got {timeout_ns}")
-        self._fork_guard = fork_guard()
-        if num_buffers > MOST_BUFFERS:
-            raise InvalidConfig(
-                f"a ring must have at most {MOST_BUFFERS} buffers, got {num_buffers}"
-            )
-        self._memory = bytearray(CONTROL_SIZE)
-        self._ring = RingCounters(memoryview(self._memory), num_buffers)
-        self._buffers = [make() for _ in range(num_buffers)]
-        self._label = label
-        self._timeout_cb = timeout_cb
-        self._timeout_ns = timeout_ns
-        self._write_locked = False
-        self._waiting = threading.Condition()
-
-    @property
-    def num_buffers(self) -> int:
-        return self._ring.capacity
-
-    @property
-    def label(self) -> str:
-        return self._label
-
-    @property
-    def write_locked(self) -> bool:
-        """Return whether a buffer is being filled, because `write_lock` has returned
-        one.
-        """
-        return self._write_locked
-
-    def write(self, obj: T) -> None:
-        """Write `obj` into the next slot: `write_lock`, copy, `write_complete`."""
-        self.write_lock()
-        if self.is_valid():
-            self._buffers[self._ring.write_slot(0)] = obj
-            self.write_complete()
-
-    def try_write_lock(self) -> T | None:
-        """Return the buffer to fill, or None if the ring is full."""
-        slot = self._lock_slot()
-        return None if slot < 0 else self._buffers[slot]
-
-    def _lock_slot(self) -> int:
-        if self._fork_guard.left:
-            raise self._not_ours()
-        slot = self._ring.try_write_lock()
-        self._write_locked = self._write_locked or slot >= 0
-        return slot
-
-    def write_lock(self) -> T:
-        """Wait for a free buffer or invalidation. A repeated call returns the same
-        buffer.
-        """
-        while self._lock_slot() < 0 and self.is_valid():
-            self._wait(lambda: self._ring.write_available > 0, None)
-        return self._buffers[self._ring.write_slot(0)]
-
-    def write_complete(self) -> None:
-        """Publish the buffer that is write-locked."""
-        if not self._write_locked:
-            if self._fork_guard.left:
-                raise self._not_ours()
-            if not self.is_valid():
-                return
-            raise QueueClosed(f"{self._label}: write_complete without write_lock")
-        self._write_locked = False
-        self._ring.write_complete()
-        self._notify()
-
-    def try_read_lock(self) -> T | None:
-        """Return the next published buffer, or None if there is none."""
-        if self._fork_guard.left:
-            raise self._not_ours()
-        slot = self._ring.try_read_lock()
-        return None if slot < 0 else self._buffers[slot]
-
-    def read_lock(self, alive: Callable[[], None] | None = None) -> T:
-        """Wait for data, invalidation or (while buffers are held) `read_reset`.
-
-        `alive` is called regularly meanwhile. Its exception ends the wait.
-        """
-        if self._fork_guard.left:
-            raise self._not_ours()
-        timeout = self._timeout_ns / 1e9 if self._timeout_cb is not None else 0.0
-        due = time.monotonic() + timeout if timeout else float("inf")
-        longest = _LONGEST_WAIT if alive is None else _LOOK_AGAIN
-        while (slot := self._ring.try_read_lock()) < 0 and self.is_valid():
-            left = min(longest, max(0.0, due - time.monotonic()))
-            if self._wait(lambda: self._ring.read_available, left):
-                continue
-            if alive is not None:
-                alive()
-            if time.monotonic() >= due and self._timeout_cb is not None:
-                self._timeout_cb(self)
-                due = time.monotonic() + timeout
-        return self._buffers[max(slot, 0)]
-
-    def read_complete(self) -> None:
-        """Release the oldest read-locked buffer."""
-        if not self._ring.held:
-            if self._fork_guard.left:
-                raise self._not_ours()
-            if not self.is_valid():
-                return
-            raise QueueClosed(f"{self._label}: read_complete without read_lock")
-        self._ring.read_complete()
-        self._notify()
-
-    def read_reset(self) -> None:
-        """Unlock all read-locked buffers, putting them back at the front."""
-        self._ring.read_reset()
-        self._notify()
-
-    def read_available(self) -> bool:
-        return self._ring.read_available
-
-    def write_available(self) -> bool:
-        """Return whether `write_lock` would return at once."""
-        return self._write_locked or self._ring.write_available > 0
-
-    def invalidate(self) -> None:
-        """Make every call return immediately. Callers must ignore the results."""
-        self._ring.invalidate()
-        self._notify()
-
-    def is_valid(self) -> bool:
-        return self._ring.is_valid
-
-    def reset(self) -> None:
-        """Reset to the initial state. Neither side may use the ring meanwhile."""
-        if self._fork_guard.left:
-            raise self._not_ours()
-        self._ring.reset()
-        self._write_locked = False
-
-    def state(self, prefix: str = "") -> str:
-        """Return the state as a line for a log (Model Runtime: `getState`)."""
-        return f"{prefix}{self._label}: {self._ring!r}"
-
-    def _not_ours(self) -> WrongProcess:
-        return self._fork_guard.error(f"{self._label} SpscRingBuffer".strip())
-
-    def _notify(self) -> None:
-        if self._fork_guard.left:  # a thread of the parent may have held the lock
-            raise self._not_ours()
-        with self._waiting:
-            self._waiting.notify_all()
-
-    def _wait(self, ready: Callable[[], bool], seconds: float | None) -> bool:
-        with self._waiting:
-            return self._waiting.wait_for(
-                lambda: ready() or not self.is_valid(), seconds
-            )
-
-    def __repr__(self) -> str:
-        return f"<SpscRingBuffer {self.state()}>"

@@ -203,7 +203,8 @@ class RegroupingReplica(Replica):
         last = self._open[-1]
         client = last.client
         self._asked_at = now
-        if client.link.completions.unreleased()[0]:
+        completions = client.link.completions
+        if completions.write_available < completions.capacity:
             return True  # the client has not read earlier messages, so do not ask twice
         slots = zip(self._names, last.slots, strict=True)
         name = next((name for name, slot in slots if slot >= 0), "")

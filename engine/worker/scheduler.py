@@ -146,7 +146,7 @@ class Scheduler:
         full_fence()
         news = False
         for link in links:  # a loop, because a generator costs more at every wake-up
-            news = news or link.submissions.read_available
+            news = news or link.submissions.has_news
         if not news:
             if not wait_ns or self._wait(wait_ns):
                 try:  # noqa: SIM105 - would cost three more calls at every wake-up

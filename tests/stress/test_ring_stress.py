@@ -39,7 +39,7 @@ number = 0
 while number < messages:
     burst = min(rng.randint(1, slots), messages - number, ring.write_available)
     for ahead in range(burst):
-        table[ring.write_slot(ahead)] = np.arange(number, number + words)
+        table[(ring.written + ahead) % slots] = np.arange(number, number + words)
         number += 1
     if burst:
         ring.write_complete(burst)

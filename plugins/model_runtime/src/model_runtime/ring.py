@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, Self, SupportsIndex, TypeVar
 
-import engine
 import popgate_sessions
 from model_runtime.arguments import checked_callback, named
 from model_runtime.durations import Nanoseconds, nanoseconds
@@ -41,10 +40,10 @@ class SpscRingBuffer(NotPickled, Generic[T]):
         if timeout_cb is not None:
             callback = checked_callback("timeout_cb", timeout_cb)
 
-            def timed_out(_: engine.SpscRingBuffer[Any]) -> None:
+            def timed_out(_: popgate_sessions.SpscRingBuffer[Any]) -> None:
                 callback(self)
 
-        self._ring: engine.SpscRingBuffer[Any] = engine.SpscRingBuffer(
+        self._ring = popgate_sessions.SpscRingBuffer(
             number(num_buffers),
             text(label),
             timed_out,
@@ -53,7 +52,7 @@ class SpscRingBuffer(NotPickled, Generic[T]):
         )
 
     @classmethod
-    def of(cls, ring: engine.SpscRingBuffer[Any]) -> Self:
+    def of(cls, ring: popgate_sessions.SpscRingBuffer[Any]) -> Self:
         """Wrap a ring of the engine."""
         face = cls.__new__(cls)
         face._ring = ring

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Any, SupportsIndex, TypeAlias
 
-import engine
 import popef_io
 import popgate_sessions
 from model_runtime.arguments import (
@@ -249,7 +248,7 @@ class Session(NotPickled):
             callback = checked_callback("timeout_cb", timeout_cb)
 
             def timed_out(
-                ring: engine.SpscRingBuffer[popgate_sessions.InputData],
+                ring: popgate_sessions.SpscRingBuffer[popgate_sessions.InputData],
             ) -> None:
                 callback(InputRingBuffer.of(ring))
 

@@ -38,6 +38,7 @@ from popgate_sessions.predicates import (
 )
 from popgate_sessions.queue_manager import QueueManager
 from popgate_sessions.queues import InputData, InputQueue, OutputData, OutputQueue
+from popgate_sessions.ring_buffer import SpscRingBuffer
 from popgate_sessions.session import DEFAULT_BUFFERS, Session
 from popgate_sessions.session_config import LaunchPolicy, SessionConfig
 
@@ -63,6 +64,7 @@ __all__ = [
     "RingSizeMultiplier",
     "Session",
     "SessionConfig",
+    "SpscRingBuffer",
     "allocate_queue_storage",
     "anchor_policies",
     "and_bind",

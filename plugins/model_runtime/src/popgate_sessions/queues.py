@@ -27,8 +27,8 @@ from typing import Generic, TypeVar, cast
 from engine.errors import InvalidInput, QueueClosed, QueueFull
 from engine.fork_guard import fork_guard
 from engine.tensor import Array, Buffer
-from engine.transport.ring_buffer import SpscRingBuffer
 from popef_io import Anchor, TensorInfo
+from popgate_sessions.ring_buffer import SpscRingBuffer
 
 logger = logging.getLogger("engine.session.queues")
 

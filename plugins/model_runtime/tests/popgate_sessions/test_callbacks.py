@@ -20,10 +20,14 @@ from engine import (
     ModelRunner,
     ModelRunnerConfig,
     Request,
-    SpscRingBuffer,
     Tensor,
 )
-from popgate_sessions import AnchorCallbackPolicy, Session, SessionConfig
+from popgate_sessions import (
+    AnchorCallbackPolicy,
+    Session,
+    SessionConfig,
+    SpscRingBuffer,
+)
 from popgate_sessions.queues import InputQueue
 from tests.engine import models
 
