@@ -64,7 +64,7 @@ from engine.errors import (
     WrongProcess,
 )
 from engine.faults import DeviceFault, FaultKind, RecoveryAction
-from engine.model.description import ModelDescription, describe_model
+from engine.model.interface import describe_model
 from engine.model.model_file import open_model
 from engine.owner import die_with, environment, leave_ending_to_owner, starting
 from engine.programs.python_requirements import is_requirement
@@ -149,7 +149,6 @@ __all__ = [
     "MalformedMessage",
     "Message",
     "MessageTooLong",
-    "ModelDescription",
     "ModelRunner",
     "ModelRunnerConfig",
     "NoDeviceAvailable",

@@ -9,12 +9,14 @@ from engine.errors import InvalidInput
 from engine.model.anchors import (
     OPTION_FUSED,
     OPTION_STATE,
+    check_data,
     describe,
     labels_of,
     main_anchors,
 )
 from engine.model.batch_plan import plan_batches
 from engine.model.channel_layout import plan_layout
+from engine.model.model_file import ModelFiles, open_model
 from engine.model.ragged import OPTION_RAGGED, OPTION_RAGGED_REASON
 from engine.model.validation import check_inputs, check_outputs
 from engine.programs.python_tensors import ANSWER, OPTION_ROUTES, ROUTE
@@ -167,3 +169,18 @@ class ModelInterface:
             f"<ModelInterface of {self._name!r}, {[d.name for d in self.inputs]} -> "
             f"{self._output_names}>"
         )
+
+
+def describe_model(
+    model: ModelFiles, config: ModelRunnerConfig | None = None
+) -> ModelInterface:
+    """Return the tensors and the metadata that a `ModelRunner` of the model would have.
+    Reads the files' metadata, and does not load the model.
+
+    Raises InvalidModel for files that are invalid or lack data, and InvalidConfig if
+    the model cannot follow the configuration.
+    """
+    config = config or ModelRunnerConfig()
+    opened = open_model(model)
+    check_data(opened, config.frozen_inputs.keys())
+    return ModelInterface(opened.metadata.executable, opened, config)

@@ -1,7 +1,4 @@
-"""What would be served: the same as what is served, and every mistake by its file.
-
-Covers: engine/model/description.py.
-"""
+"""What would be served: the same as what is served, and every mistake by its file."""
 
 from __future__ import annotations
 
