@@ -16,13 +16,13 @@ import socket
 from collections.abc import Callable, Sequence
 
 from engine.devices.back_off import BackOff
-from engine.devices.device_launch import STOP_TIMEOUT, Launcher
+from engine.devices.device_launch import Launcher
 from engine.devices.device_lock import address_of
 from engine.devices.device_models import DeviceModels
-from engine.devices.device_state import DeviceState
+from engine.devices.device_state import STOP_TIMEOUT, DeviceState
 from engine.devices.linked_device import LinkedDevice
 from engine.devices.owned_process import PING_TIMEOUT, OwnedProcess
-from engine.devices.process_options import ProcessOptions
+from engine.devices.python_options import PythonOptions
 from engine.devices.run_limits import RunLimits
 from engine.devices.session_lease import SessionLease
 from engine.errors import DeviceClosed, DeviceLost
@@ -53,7 +53,7 @@ class Device(LinkedDevice):
         providers: Sequence[str] = ("CPUExecutionProvider",),
         spin_us: int = 0,
         ipu_version: int = -1,
-        python: ProcessOptions | None = None,
+        python: PythonOptions | None = None,
         ping_timeout: float = PING_TIMEOUT,
     ) -> None:
         super().__init__("+".join(units), spin_us)

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.devices.process_options import ProcessOptions, device_process
+from engine.devices.device_state import STOP_TIMEOUT
 from engine.devices.process_output import ProcessOutput
+from engine.devices.python_options import PythonOptions, device_process
 from engine.errors import DeviceLost
 from engine.fork_guard import fork_guard, hold, let_go, no_fork
 from engine.logs import standard_output_is_wanted
@@ -23,8 +24,6 @@ from engine.owner import environment, starting
 from engine.run_failures import Death
 from engine.transport.held_socket import HeldSocket
 
-#: Seconds that a device process may take to end by itself before it is killed.
-STOP_TIMEOUT = 5.0
 _BACKLOG = 128
 
 
@@ -43,7 +42,7 @@ class Launcher:
         address: str,
         claims: Sequence[socket.socket],
         spin_us: int = 0,
-        python: ProcessOptions | None = None,
+        python: PythonOptions | None = None,
         threads: Callable[[], int] = lambda: 1,
     ) -> None:
         self._python = python
@@ -126,7 +125,7 @@ class LaunchedProcess:
         address: str,
         claims: Sequence[socket.socket],
         spin_us: int,
-        python: ProcessOptions | None = None,
+        python: PythonOptions | None = None,
         threads: int = 1,
     ) -> None:
         self._leads_group = python is not None

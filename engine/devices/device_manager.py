@@ -51,7 +51,7 @@ from engine.devices.device_spec import (
     checked_ipu_model,
 )
 from engine.devices.owned_process import PING_TIMEOUT
-from engine.devices.process_options import ProcessOptions
+from engine.devices.python_options import PythonOptions
 from engine.devices.thread_plan import ThreadPlan
 from engine.errors import (
     DeviceWaitTimeout,
@@ -306,7 +306,7 @@ class DeviceManager:
         spin_us, ping = self.plan.spin_us, self._ping_timeout
         return Device(units, [], threads, [_CPU], spin_us, ipu_version, None, ping)
 
-    def create_python_device(self, options: ProcessOptions) -> Device:
+    def create_python_device(self, options: PythonOptions) -> Device:
         """Return a process for one Python model, started according to `options`.
 
         If the pool has units of kind `python`, the process takes one of them

@@ -16,6 +16,9 @@ class DeviceState(Enum):
     CLOSED = "closed"
 
 
+#: Seconds that a device process may take to end by itself before it is killed, or to
+#: answer a message that ends something.
+STOP_TIMEOUT = 5.0
 #: A plain name, because each request reads it and enumeration members are slow to look
 #: up.
 READY: Final = DeviceState.READY

@@ -19,8 +19,7 @@ from collections.abc import Callable, Sequence
 
 from engine.devices.connection import DeviceConnection
 from engine.devices.device_channels import DeviceChannels
-from engine.devices.device_launch import STOP_TIMEOUT
-from engine.devices.device_state import READY, DeviceState
+from engine.devices.device_state import READY, STOP_TIMEOUT, DeviceState
 from engine.devices.request import RequestChannel
 from engine.devices.run_report import RunReport
 from engine.devices.waiting import BlockingDriver

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from engine.devices.connection import DeviceConnection
-from engine.devices.device_launch import STOP_TIMEOUT, LaunchedProcess, Launcher
+from engine.devices.device_launch import LaunchedProcess, Launcher
 from engine.devices.device_models import DeviceModels
-from engine.devices.device_state import DeviceState
+from engine.devices.device_state import STOP_TIMEOUT, DeviceState
 from engine.devices.linked_device import LinkedDevice
 from engine.errors import DeviceClosed, DeviceFailed, DeviceLost, EngineError
 from engine.faults import DeviceFault

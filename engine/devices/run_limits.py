@@ -6,9 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from engine.devices.device_launch import STOP_TIMEOUT
 from engine.devices.device_models import DeviceModels, DeviceUser
-from engine.devices.device_state import DeviceState
+from engine.devices.device_state import STOP_TIMEOUT, DeviceState
 from engine.devices.linked_device import LinkedDevice
 from engine.devices.owned_process import OwnedProcess
 from engine.errors import ExecutionFailed, counted

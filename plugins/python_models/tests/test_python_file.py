@@ -8,7 +8,6 @@ Covers: engine/runner/python_model.py,
     plugins/python_models/src/popgate_python_worker/kind.py,
     plugins/python_models/src/popgate_python_files/python_file.py,
     engine/worker/python_kind.py,
-    engine/devices/process_options.py,
     engine/devices/process_output.py.
 """
 
