@@ -19,7 +19,6 @@ cores. Attaching is exclusive across processes (engine/devices/device_lock.py).
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
@@ -44,7 +43,6 @@ from engine.devices.device_lock import (
     try_claim,
 )
 from engine.devices.device_spec import (
-    SMALL_TILES,
     TILES,
     UNKNOWN_VERSION,
     DeviceSpec,
@@ -235,17 +233,6 @@ class DeviceManager:
         held &= frozenset(self.units)
         return self._attach(DeviceSpec.of(wanted), count, wait_config, held)
 
-    def try_get_device(
-        self,
-        wanted: int | Model = 1,
-        wait_config: DeviceWaitConfig | None = None,
-        options: Mapping[str, str] | None = None,
-    ) -> Device | None:
-        """Return a device as `get_device` does, or None if none is available."""
-        with contextlib.suppress(NoDeviceAvailable, DeviceWaitTimeout):
-            return self.get_device(wanted, wait_config, options)
-        return None
-
     def get_specific_device(
         self,
         device_id: str,
@@ -267,17 +254,6 @@ class DeviceManager:
         hint = "wait for it with a DeviceWaitConfig, or use another device"
         claims = _claim([device_id], 1, 1, wait, hint)
         return self._devices(claims, spec)[0]
-
-    def try_get_specific_device(
-        self,
-        device_id: str,
-        wait_config: DeviceWaitConfig | None = None,
-        options: Model | Mapping[str, str] | None = None,
-    ) -> Device | None:
-        """Return a device as `get_specific_device` does, or None if it is not free."""
-        with contextlib.suppress(NoDeviceAvailable, DeviceWaitTimeout):
-            return self.get_specific_device(device_id, wait_config, options)
-        return None
 
     def create_ipu_model_device(
         self, wanted: int | Model = 1, ipu_version: int = 2, tiles_per_ipu: int = 0
@@ -341,14 +317,6 @@ class DeviceManager:
         except BaseException:
             _free(claims)
             raise
-
-    def create_small_ipu_model_device(
-        self, wanted: int | Model = 1, ipu_version: int = 2
-    ) -> Device:
-        """Create a device as `create_ipu_model_device` does, with four tiles and
-        therefore one thread.
-        """
-        return self.create_ipu_model_device(wanted, ipu_version, SMALL_TILES)
 
     def _attach(
         self,

@@ -16,9 +16,8 @@ MAX_THREADS = 1024
 IPU_VERSIONS = (1, 2, 21)
 #: The original's value for an architecture that it does not know.
 UNKNOWN_VERSION = -1
-#: Tiles of an IPU, and of its small software model.
+#: Tiles of an IPU.
 TILES = 1472
-SMALL_TILES = 4
 
 
 @dataclass(frozen=True, slots=True)

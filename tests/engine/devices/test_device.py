@@ -28,6 +28,7 @@ from engine import (
     DeviceState,
     ModelRunner,
     ModelRunnerConfig,
+    NoDeviceAvailable,
     Tensor,
 )
 from engine.transport import control
@@ -205,7 +206,8 @@ def test_when_the_owner_is_killed_the_process_goes_and_the_device_is_free(
         manager = DeviceManager("cpu:22-22")
         info = manager.list()[0]
         assert (info.state, info.pid, info.owner) == ("attached", pid, owner.pid)
-        assert manager.try_get_device() is None
+        with pytest.raises(NoDeviceAvailable):
+            manager.get_device()
         if when == "stopped":
             os.kill(pid, signal.SIGSTOP)
         owner.kill()

@@ -175,8 +175,8 @@ def test_what_the_pool_can_never_give_is_refused_at_once(
         )
     with pytest.raises(NoDeviceAvailable, match=r"3 units .* POPGATE_DEVICES=cpu:3$"):
         manager.get_device(3, wait)
-    assert manager.try_get_device(3, wait) is None
-    assert manager.try_get_specific_device("cpu:99", wait) is None
+    with pytest.raises(NoDeviceAvailable, match="there is no device 'cpu:99'"):
+        manager.get_specific_device("cpu:99", wait)
     # Units of two kinds are never one device.
     monkeypatch.setattr("engine.devices.device_manager._has_gpu_build", lambda: True)
     monkeypatch.setenv("POPGATE_DEVICES", "cpu:55-55,cuda:0")
@@ -279,12 +279,10 @@ def test_attaching_is_exclusive_and_ends_with_close() -> None:
     manager = DeviceManager("cpu:40-41")
     with manager.get_device() as first, manager.get_device() as second:
         assert {first.id, second.id} == {"cpu:40", "cpu:41"}
-        assert manager.try_get_device() is None
         with pytest.raises(NoDeviceAvailable, match="cpu:40, cpu:41"):
             DeviceManager("cpu:40-41").get_device()
         with pytest.raises(NoDeviceAvailable):
             manager.get_specific_device("cpu:40")
-    assert manager.try_get_specific_device("cpu:99") is None
     with manager.get_specific_device("cpu:41") as device:
         assert device.id == "cpu:41"
 
@@ -355,10 +353,12 @@ def test_a_model_says_what_its_device_is(tmp_path: Path) -> None:
     with manager.get_device(wants) as device:
         assert (len(device.units), device.threads) == (2, 3)
         assert device.ipu_version == manager.ipu_hardware_version() == -1
-        assert manager.try_get_device(wants) is None
+        with pytest.raises(NoDeviceAvailable):
+            manager.get_device(wants)
         with manager.get_specific_device("cpu:46", options=wants) as third:
             assert (len(third.units), third.threads) == (1, 3)
-            assert manager.try_get_specific_device("cpu:46", options=wants) is None
+            with pytest.raises(NoDeviceAvailable):
+                manager.get_specific_device("cpu:46", options=wants)
     with manager.get_device(1, options={OPTION_THREADS: "2", "other": "x"}) as device:
         assert device.threads == 2
         with ModelRunner(path, ModelRunnerConfig(replica_to_device={0: device})) as run:
@@ -377,7 +377,7 @@ def test_ipu_models_take_nothing_of_the_pool(tmp_path: Path) -> None:
     ipus = replace(model, metadata=replace(model.metadata, num_ipus=2, ipu_version=21))
     with (
         manager.create_ipu_model_device(3) as one,
-        manager.create_small_ipu_model_device(ipus) as small,
+        manager.create_ipu_model_device(ipus, tiles_per_ipu=4) as small,
         manager.get_device() as pooled,
     ):
         assert (len(one.units), one.ipu_version) == (3, 2)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, SupportsIndex, TypeAlias, overload
 
@@ -25,6 +26,8 @@ class _Version(int):
 
 #: The default version. In the overload for models this argument holds the tiles.
 _MK2 = _Version(2)
+#: Tiles of the small software model of an IPU.
+_SMALL_TILES = 4
 
 
 class Device(NotPickled):
@@ -109,10 +112,16 @@ class DeviceManager:
         constraints: DeviceConstraints | bool | None = None,
     ) -> Device | None:
         """Return a device like `getDevice`, but None if none is free."""
-        flags, wait = _split(device_options, wait_config)
-        _constrained(constrains, constraints)
-        device = self._manager.try_get_device(_io(num_ipus, model), wait, flags)
-        return None if device is None else Device(device)
+        with contextlib.suppress(engine.NoDeviceAvailable, engine.DeviceWaitTimeout):
+            return self.getDevice(
+                num_ipus,
+                device_options,
+                wait_config,
+                constrains,
+                model=model,
+                constraints=constraints,
+            )
+        return None
 
     def getSpecificDevice(
         self,
@@ -138,10 +147,11 @@ class DeviceManager:
         model: Model | None = None,
     ) -> Device | None:
         """Attach a device like `getSpecificDevice`; return None if that fails."""
-        flags, wait = _split(device_options, wait_config, model)
-        get = self._manager.try_get_specific_device
-        device = get(self._id(device_id), wait, flags)
-        return None if device is None else Device(device)
+        with contextlib.suppress(engine.NoDeviceAvailable, engine.DeviceWaitTimeout):
+            return self.getSpecificDevice(
+                device_id, device_options, wait_config, model=model
+            )
+        return None
 
     @overload
     def createIpuModelDevice(
@@ -194,8 +204,8 @@ class DeviceManager:
         model: Model | None = None,
     ) -> Device:
         """Return a device like `createIpuModelDevice`, with four tiles."""
-        make = self._manager.create_small_ipu_model_device
-        return Device(make(_io(num_ipus, model), number(ipu_version)))
+        make, version = self._manager.create_ipu_model_device, number(ipu_version)
+        return Device(make(_io(num_ipus, model), version, _SMALL_TILES))
 
     def _id(self, device_id: SupportsIndex | Text) -> str:
         if isinstance(device_id, str | bytes):

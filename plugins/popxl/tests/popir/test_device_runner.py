@@ -14,7 +14,7 @@ import pytest
 
 import popart
 import popxl
-from engine import DeviceManager
+from engine import DeviceManager, NoDeviceAvailable
 from plugins.popxl.tests.popir.test_programs import COUNT, check
 from popxl import ops, utils
 from tests.support import WAIT
@@ -76,7 +76,8 @@ def test_a_session_has_its_device_for_itself(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("POPGATE_POOL", f"one-device-{os.getpid()}")
     ir, x, _, _ = counting()
     with popxl.Session(ir, "ipu_hw") as session:
-        assert DeviceManager().try_get_device() is None
+        with pytest.raises(NoDeviceAvailable):
+            DeviceManager().get_device()
         session.run({x: np.zeros((2, 3))})
         monkeypatch.setattr(utils, "HW_DEVICE_CONNECTION_TIMEOUT", 0)
         other = popxl.Session(ir, "ipu_hw")
