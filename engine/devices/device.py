@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from engine.devices.back_off import BackOff
 from engine.devices.device_launch import Launcher
@@ -24,7 +25,6 @@ from engine.devices.linked_device import LinkedDevice
 from engine.devices.owned_process import PING_TIMEOUT, OwnedProcess
 from engine.devices.python_options import PythonOptions
 from engine.devices.run_limits import RunLimits
-from engine.devices.session_lease import SessionLease
 from engine.errors import DeviceClosed, DeviceLost
 from engine.run_failures import Death
 from engine.transport.control import A
@@ -65,7 +65,8 @@ class Device(LinkedDevice):
         self.ipu_version = ipu_version
         # A process that takes longer to answer is killed.
         self.ping_timeout = ping_timeout
-        self.lease = SessionLease()
+        #: What plugins keep with the device, by class.
+        self.kept: dict[type, Any] = {}
         self._share = threads
         self._claims = tuple(claims)
         self._on_lost: list[Callable[[Device], None]] = []

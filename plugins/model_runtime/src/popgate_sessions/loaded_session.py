@@ -18,6 +18,7 @@ from popef_io import TRACE, Model
 from popgate_session_messages import SessionModel
 from popgate_sessions.connections import AnchorConnections
 from popgate_sessions.session_config import SessionConfig
+from popgate_sessions.session_lease import lease_of
 from popgate_sessions.session_link import SessionEnded, SessionLink
 
 #: Module with the session's half in the device process.
@@ -65,7 +66,7 @@ class LoadedSession:
     def bind(self, device: Device) -> None:
         """Load on this device, and bind the session to it."""
         self.is_stopped = self._halted = False
-        with device.lease.hold():
+        with lease_of(device).hold():
             self.device = device
             try:
                 self._load_on(device)
@@ -86,7 +87,7 @@ class LoadedSession:
                 raise SessionClosed(f"{self!r} is stopped; reload it first")
             yield  # `run` returns False: loops over runs need no other way to end
             return
-        with device.lease.hold():
+        with lease_of(device).hold():
             if not self.is_active:
                 if not load:
                     raise SessionClosed(f"{self!r} is no longer loaded")
@@ -112,13 +113,13 @@ class LoadedSession:
             logger.info("%r is unloaded", self)
             link.close()
         self.has_weights = False
-        if self.device is not None and self.device.lease.holder is self:
-            self.device.lease.holder = None
+        if self.device is not None and lease_of(self.device).holder is self:
+            lease_of(self.device).holder = None
 
     def reload(self) -> None:
         """Load again, on a new process if the device was lost."""
         device = self.bound()
-        with device.lease.hold():
+        with lease_of(device).hold():
             self.unload(save=False)
             if not device.check():
                 device.recover(by_hand=True)
@@ -168,7 +169,7 @@ class LoadedSession:
     # -- helpers
 
     def _load_on(self, device: Device) -> None:
-        other = device.lease.holder
+        other = lease_of(device).holder
         if other is not None and other is not self:
             other.unload(save=True)
         with handed_over(self._model) as (sources, fds):
@@ -184,7 +185,7 @@ class LoadedSession:
             self._link = SessionLink(device, message, fds)
         self.has_weights = False
         self._restarts = device.restarts
-        device.lease.holder = self
+        lease_of(device).holder = self
         logger.info("%r is loaded", self)
 
     def _save(self) -> None:

@@ -30,6 +30,7 @@ from popgate_sessions.predicates import RingSizeMultiplier
 from popgate_sessions.queue_manager import QueueManager
 from popgate_sessions.queues import TimeoutCallback
 from popgate_sessions.session_config import LaunchPolicy, SessionConfig
+from popgate_sessions.session_lease import lease_of
 
 #: User batches that a queue has room for by default.
 DEFAULT_BUFFERS = 8
@@ -135,7 +136,7 @@ class Session:
         self._fork_guard.check("Session")
         device = self._loaded.device
         if device is not None:
-            with device.lease.hold():
+            with lease_of(device).hold():
                 self._loaded.unload(save=True)
                 self._loaded.device = None
 
@@ -314,7 +315,7 @@ class Session:
         device = self._loaded.device
         if device is not None:
             # A callback that does not return would keep the device's turn for ever.
-            with contextlib.suppress(DeviceBusy), device.lease.hold():
+            with contextlib.suppress(DeviceBusy), lease_of(device).hold():
                 self._loaded.unload(save=False)
             self._loaded.device = None
         if self._own_device is not None:

@@ -273,6 +273,7 @@ def test_locks_of_the_parents_threads_hold_up_no_child(model: Path) -> None:
     """A thread has the lock of the device, of a ring, of the turn and of the fence."""
     script = """
     from engine.transport import ring_buffer
+    from popgate_sessions.session_lease import lease_of
     runner = ModelRunner(path, ModelRunnerConfig(batching_dim=0, timeout_ns=0))
     [device] = runner.devices
     session = Session(path)
@@ -282,7 +283,7 @@ def test_locks_of_the_parents_threads_hold_up_no_child(model: Path) -> None:
     inside, go = threading.Event(), threading.Event()
 
     def keep_all():
-        with device.lock, device.lease.hold(), ring_buffer._lock:
+        with device.lock, lease_of(device).hold(), ring_buffer._lock:
             inside.set()
             go.wait()
 

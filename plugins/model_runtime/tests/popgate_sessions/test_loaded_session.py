@@ -1,6 +1,6 @@
 """Sessions that are stopped, lose their device, or share one.
 
-Covers: engine/devices/session_lease.py.
+Covers: plugins/model_runtime/src/popgate_sessions/session_lease.py.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from engine import (
     QueueClosed,
     SessionClosed,
 )
-from engine.devices import session_lease
-from popgate_sessions import LaunchPolicy, Session, SessionConfig
+from popgate_sessions import LaunchPolicy, Session, SessionConfig, session_lease
 from tests.engine import models
 
 Array = np.ndarray[Any, Any]

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Iterator
 from typing import Protocol
 
+from engine.devices.device import Device
 from engine.errors import DeviceBusy
-from engine.fork_guard import fork_guard
+from engine.fork_guard import ForkGuard
 
 #: Seconds to wait until programs of another session, or thread, have ended.
 LEASE_TIMEOUT = 10.0
@@ -27,10 +28,10 @@ class SessionLease:
     Model runners need no lease, because their replicas run beside the session.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fork_guard: ForkGuard) -> None:
         #: The loaded session. Only the thread that holds the lease changes it.
         self.holder: LeaseHolder | None = None
-        self._fork_guard = fork_guard()
+        self._fork_guard = fork_guard
         self._lock = threading.Lock()
         self._thread: int | None = None
 
@@ -63,3 +64,10 @@ class SessionLease:
 
     def __repr__(self) -> str:
         return f"<SessionLease of {self.holder!r}>"
+
+
+def lease_of(device: Device) -> SessionLease:
+    """Return the lease of a device, the same one for all sessions."""
+    made = SessionLease(device.fork_guard)
+    lease: SessionLease = device.kept.setdefault(SessionLease, made)
+    return lease
