@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.programs.dataflow import Dataflow, writes_of
+from engine.programs.dataflow import Dataflow
 from engine.programs.executable import Executable
-from engine.programs.program import walk
+from engine.programs.program import walk, writes_of
 from popef_io import Model
 
 

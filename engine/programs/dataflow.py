@@ -14,18 +14,15 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from engine.programs.executable import (
-    Copy,
     Executable,
-    Execute,
     Node,
     ProgramCall,
     Repeat,
     Steps,
     StreamIn,
-    StreamOut,
     Switch,
 )
-from engine.programs.program import walk
+from engine.programs.program import reads_of, walk, writes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,34 +58,6 @@ class Dataflow:
             frozenset(single - persistent),
             frozenset(_load_only(programs, set(load_programs), writes)),
         )
-
-
-def reads_of(node: Node) -> tuple[str, ...]:
-    """Return the variables that `node` itself reads, without the nodes inside it."""
-    match node:
-        case Execute(_, inputs, _):
-            return tuple(inputs.values())
-        case StreamOut(variable, _):
-            return (variable,)
-        case Copy(source, _):
-            return (source,)
-        case Switch(selector, _, _):
-            return (selector,)
-        case _:
-            return ()
-
-
-def writes_of(node: Node) -> tuple[str, ...]:
-    """Return the variables that `node` itself sets, without the nodes inside it."""
-    match node:
-        case StreamIn(_, variable):
-            return (variable,)
-        case Execute(_, _, outputs):
-            return tuple(outputs.values())
-        case Copy(_, target):
-            return (target,)
-        case _:
-            return ()
 
 
 #: For each analysed program: the variables that it reads before writing them, and those

@@ -42,8 +42,10 @@ from engine.programs.program import (
     checked_int,
     checked_list,
     checked_name,
+    reads_of,
     to_document,
     walk,
+    writes_of,
 )
 from engine.tensor import Buffer
 from popef_io import DataType, TensorInfo
@@ -304,7 +306,7 @@ def _check_references(executable: Executable) -> None:
             raise BadProgram(f"graph {graph.name!r} is listed as {name!r}")
     for number, program in executable.programs.items():
         for node in walk(program):
-            for variable in _variables_of(node):
+            for variable in (*reads_of(node), *writes_of(node)):
                 if variable not in executable.variables:
                     raise BadProgram(
                         f"program {number} uses variable {variable!r}, "
@@ -335,20 +337,6 @@ def _check_execute(executable: Executable, node: Execute, number: int) -> None:
             f"program {number} executes graph {node.graph!r} without its weight "
             f"{missing[0]!r}"
         )
-
-
-def _variables_of(node: Node) -> tuple[str, ...]:
-    match node:
-        case StreamIn(_, variable) | StreamOut(variable, _):
-            return (variable,)
-        case Execute(_, inputs, outputs):
-            return (*inputs.values(), *outputs.values())
-        case Copy(source, target):
-            return (source, target)
-        case Switch(selector, _, _):
-            return (selector,)
-        case _:
-            return ()
 
 
 def _check_length(executable: Executable) -> None:

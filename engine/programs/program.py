@@ -125,6 +125,34 @@ def walk(node: Node) -> Iterator[Node]:
             yield from walk(node.default)
 
 
+def reads_of(node: Node) -> tuple[str, ...]:
+    """Return the variables that `node` itself reads, without the nodes inside it."""
+    match node:
+        case Execute(_, inputs, _):
+            return tuple(inputs.values())
+        case StreamOut(variable, _):
+            return (variable,)
+        case Copy(source, _):
+            return (source,)
+        case Switch(selector, _, _):
+            return (selector,)
+        case _:
+            return ()
+
+
+def writes_of(node: Node) -> tuple[str, ...]:
+    """Return the variables that `node` itself sets, without the nodes inside it."""
+    match node:
+        case StreamIn(_, variable):
+            return (variable,)
+        case Execute(_, _, outputs):
+            return tuple(outputs.values())
+        case Copy(_, target):
+            return (target,)
+        case _:
+            return ()
+
+
 def to_document(node: Node) -> dict[str, Any]:
     """Return the map that stands for `node` in an executable."""
     match node:
