@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from engine.errors import InvalidModel, RunnerClosed
@@ -79,12 +80,6 @@ class Executor:
     time. `clone` makes a copy for another thread.
     """
 
-    _sessions: _Sessions
-    _values: dict[str, Array]
-    _steps: Mapping[int, Step]
-    new_options: Callable[[], RunOptions]
-    """Makes fresh options for one run."""
-
     def __init__(
         self,
         executable: Executable,
@@ -97,18 +92,20 @@ class Executor:
         on_close: Callable[[], object] | None = None,
     ) -> None:
         self._on_close = on_close
+        #: Makes fresh options for one run.
         self.new_options = new_options or _onnx_options()
+        self._closed = False
+        self._steps: Mapping[int, Step] = {}
         load = frozenset(metadata.program_flow.load)
-        dataflow = Dataflow.of(executable, load)
+        self.executable = executable
+        self._dataflow = Dataflow.of(executable, load)
+        self._keys = _session_keys(executable, self._dataflow)
+        self._loads = _weights_loaded_by(executable, load, self._keys)
         made = _Sessions(
             executable, threads, tuple(providers), {}, dict(sessions or {})
         )
-        self._assemble_over(executable, dataflow, made, {}, load)
+        self._use(made, {})
         self._make_sessions(changed=frozenset())
-
-    @property
-    def executable(self) -> Executable:
-        return self._executable
 
     def clone(self) -> Executor:
         """Return an executor for another thread (a replica on the same device).
@@ -118,16 +115,10 @@ class Executor:
         does not change the other.
         """
         self._check_open()
-        clone = Executor.__new__(Executor)
-        clone.new_options, clone._on_close = self.new_options, None
-        old = self._sessions
-        shared = _Sessions(old.executable, old.threads, old.providers, dict(old.made))
-        clone._assemble_over(
-            self._executable,
-            self._dataflow,
-            shared,
-            dict(self._values),
-            self._load_programs,
+        clone, shared = copy(self), self._sessions
+        clone._on_close = None
+        clone._use(
+            replace(shared, made=dict(shared.made), ready={}), dict(self._values)
         )
         clone._steps = clone._assembler.programs()
         return clone
@@ -147,7 +138,7 @@ class Executor:
             step = self._steps.get(number)
             if step is None:
                 self._check_open()
-                known = sorted(self._executable.programs)
+                known = sorted(self.executable.programs)
                 raise InvalidModel(
                     f"there is no program {number}; the programs are {known}"
                 )
@@ -167,31 +158,19 @@ class Executor:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self._sessions.made)} sessions"
-        return f"<Executor programs={list(self._executable.programs)} {state}>"
+        return f"<Executor programs={list(self.executable.programs)} {state}>"
 
-    def _assemble_over(
-        self,
-        executable: Executable,
-        dataflow: Dataflow,
-        sessions: _Sessions,
-        values: dict[str, Array],
-        load_programs: frozenset[int],
-    ) -> None:
-        self._closed = False
-        self._executable = executable
-        self._dataflow = dataflow
+    def _use(self, sessions: _Sessions, values: dict[str, Array]) -> None:
+        """Use these sessions and variables for the steps that are assembled next."""
+        executable = self.executable
         self._sessions = sessions
         self._values = values
-        self._load_programs = load_programs
-        self._keys = _session_keys(executable, dataflow)
-        self._loads = _weights_loaded_by(executable, load_programs, self._keys)
         self._assembler = Assembler(
             executable,
-            dataflow,
+            self._dataflow,
             values,
             lambda node: sessions.made.get(_key_of(executable, node)),
         )
-        self._steps = {}
 
     def _make_sessions(self, changed: frozenset[str]) -> None:
         """Make the missing sessions that can be made now."""
