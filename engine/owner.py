@@ -66,16 +66,9 @@ def starting() -> Iterator[None]:
 
 
 def leave_ending_to_owner() -> None:
-    """Ignore the signals that end a program, and unblock all others, which the owner
-    may have blocked.
+    """Ignore the signals that end a program, and unblock all others. Otherwise signals
+    that the owner blocked would stay blocked, and only SIGKILL could end this process.
     """
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
-    unblock_signals()
-
-
-def unblock_signals() -> None:
-    """Unblock all signals. Otherwise signals that the parent blocked would stay
-    blocked, and only SIGKILL could end this process.
-    """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.errors import EngineBug, InvalidModel
 from engine.tensor import Array
-from popef_io import Anchor, FeedReader, Model, TensorType
+from popef_io import FeedReader, Model, TensorType
 
 
 class ModelData:
@@ -38,15 +38,11 @@ class ModelData:
 
         Raises InvalidModel if neither the file nor `frozen` has any.
         """
-        source = self._sources.get(handle)
-        if source is None:
-            source = self._sources[handle] = self._open(handle)
-        return source()
+        return self._source(handle)()
 
     def check(self, handle: str) -> None:
         """Raise InvalidModel if `read` would raise it. Reads nothing."""
-        if handle not in self._sources:
-            self._sources[handle] = self._open(handle)
+        self._source(handle)
 
     def clone(self) -> ModelData:
         """Return the same data for another replica, with each feed at its present
@@ -54,18 +50,21 @@ class ModelData:
         """
         clone = ModelData(self._model, self._frozen)
         clone._sources = {
-            handle: source.clone() if isinstance(source, _Feed) else source
+            handle: copy(source) if isinstance(source, _Feed) else source
             for handle, source in self._sources.items()
         }
         return clone
+
+    def _source(self, handle: str) -> Callable[[], Array]:
+        source = self._sources.get(handle)
+        if source is None:
+            source = self._sources[handle] = self._open(handle)
+        return source
 
     def _open(self, handle: str) -> Callable[[], Array]:
         anchor = self._anchors.get(handle)
         if anchor is None:
             raise EngineBug(f"no input has the stream handle {handle!r}")
-        return self._source(anchor)
-
-    def _source(self, anchor: Anchor) -> Callable[[], Array]:
         name = anchor.name
         if name in self._frozen:
             return _constant(self._frozen[name])
@@ -113,9 +112,6 @@ class _Feed:
             raise InvalidModel(f"feed {reader.name!r} contains no tensors")
         self._tensors = reader.data()
         self._next = 0
-
-    def clone(self) -> _Feed:
-        return copy(self)
 
     def __call__(self) -> Array:
         tensor: Array = self._tensors[self._next, ...]
