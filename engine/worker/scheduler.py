@@ -226,35 +226,45 @@ class Scheduler:
                 if replica in self._go_aside:
                     self._run_aside(replica, now)
                     continue
-                self._run_batch(replica, now)
+                self._replica, succeeded = replica, replica.batches
+                # The owner reads this if the run kills the process.
+                for client in self.clients.values():
+                    words = client.link.words
+                    words[RUNNING] = replica.number
+                    words[SINCE] = now
+                touched = replica.step()
+                self._replica = None
+                if self._large.replica is None:
+                    self.busy_ns += time.monotonic_ns() - now
+                self._end_run(replica, succeeded, touched, RUNNING, SINCE)
+                if self._trace:
+                    taken = (time.monotonic_ns() - now) // 1000
+                    logger.log(TRACE, "%r ran programs for %d us", replica, taken)
                 return 0
             self._ready.append(replica)
             wait = min(wait or due - now, due - now)
         return wait
 
-    def _run_batch(self, replica: Replica, now: int) -> None:
-        self._replica = replica
-        succeeded = replica.batches
-        # The owner reads this if the run kills the process.
-        for client in self.clients.values():
-            words = client.link.words
-            words[RUNNING] = replica.number
-            words[SINCE] = now
-        touched = replica.step()
-        if self._large.replica is None:
-            self.busy_ns += time.monotonic_ns() - now
+    def _end_run(
+        self,
+        replica: Replica,
+        succeeded: int,
+        touched: list[ClientChannel],
+        running: int,
+        since: int,
+    ) -> None:
+        """Record the end of a run, before which `succeeded` batches of the replica had
+        succeeded. `running` and `since` are the words of the run in the links. Wake the
+        clients of the channels `touched`.
+        """
         if replica.batches != succeeded:
             self._succeeded |= 1 << (replica.number & 63)
         for client in self.clients.values():
             words = client.link.words
-            words[RUNNING] = words[SINCE] = 0
+            words[running] = words[since] = 0
             words[BUSY] = self.busy_ns
             words[SUCCEEDED] = self._succeeded
-        self._replica = None
         self.batches += 1
-        if self._trace:
-            taken = (time.monotonic_ns() - now) // 1000
-            logger.log(TRACE, "%r ran programs for %d us", replica, taken)
         if replica.pending:
             self._ready.append(replica)
         else:
@@ -283,22 +293,10 @@ class Scheduler:
             self._go_aside.discard(replica)
         self._arena_grown = True
         self.busy_ns += time.monotonic_ns() - ended.began
-        if replica.batches != ended.succeeded:
-            self._succeeded |= 1 << (replica.number & 63)
-        for client in self.clients.values():
-            words = client.link.words
-            words[ASIDE] = words[ASIDE_SINCE] = 0
-            words[BUSY] = self.busy_ns
-            words[SUCCEEDED] = self._succeeded
-        self.batches += 1
         self._ready.extendleft(reversed(ended.waiting))
         for client, number in ended.arrived:
             self._receive(client, number)
-        if replica.pending:
-            self._ready.append(replica)
-        else:
-            self._queued.discard(replica)
-        self._wake_clients(touched)
+        self._end_run(replica, ended.succeeded, touched, ASIDE, ASIDE_SINCE)
         for command in ended.commands:
             command()
 
