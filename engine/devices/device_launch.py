@@ -11,6 +11,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,10 @@ class Launcher:
         python: PythonOptions | None = None,
         threads: Callable[[], int] = lambda: 1,
     ) -> None:
-        self._python = python
-        self._threads = threads
         self._name = name
         self.address = address
-        self._claims = claims
-        self._spin_us = spin_us
+        self._threads = threads if python is not None else lambda: 1
+        self._launch = partial(LaunchedProcess, name, address, claims, spin_us, python)
         self._latest: LaunchedProcess | None = None
 
     @property
@@ -73,14 +72,7 @@ class Launcher:
         """
         # The thread that noticed the loss may still be ending the old process.
         self.stop(kill=True)
-        self._latest = LaunchedProcess(
-            self._name,
-            self.address,
-            self._claims,
-            self._spin_us,
-            self._python,
-            self._threads() if self._python is not None else 1,
-        )
+        self._latest = self._launch(self._threads())
         return self._latest
 
     def kill(self) -> None:
