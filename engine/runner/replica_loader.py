@@ -17,15 +17,14 @@ from engine.errors import (
     InvalidConfig,
     InvalidModel,
 )
-from engine.model.batch_plan import BatchPlan
 from engine.model.frozen import frozen_tensors
 from engine.model.interface import ModelInterface
 from engine.model.model_file import handed_over
 from engine.runner.flushing import Flusher
 from engine.runner.python_model import ModelCode
 from engine.runner.replica_lines import ReplicaLines
-from engine.tensor import DataDesc, Tensor
-from engine.transport.channel import ChannelLayout
+from engine.runner.runner_description import RunnerDescription
+from engine.tensor import Tensor
 from engine.transport.device_messages import (
     Done,
     Load,
@@ -56,16 +55,14 @@ LOAD_GRACE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """The plan of each replica: the model, its batches and the sizes of its channel."""
+    """The plan of each replica: the model, and its description before it is loaded."""
 
     name: str
     model: Model
-    inputs: tuple[DataDesc, ...]
-    outputs: tuple[DataDesc, ...]
-    batches: BatchPlan
-    layout: ChannelLayout
-    flusher: Flusher | None = None
-    python: ModelCode | None = None
+    description: RunnerDescription
+    waiting: WaitingTimes
+    flusher: Flusher | None
+    python: ModelCode | None
 
     @classmethod
     def of(
@@ -76,6 +73,8 @@ class ReplicaPlan:
         python: ModelCode | None,
     ) -> ReplicaPlan:
         """Return the plan of a model under a configuration."""
+        waiting = _waiting_times(config)
+        longest = max(waiting.fill_batch_ns, waiting.fill_run_ns)
         flusher = None
         if config.flush_callback is not None:
             flusher = Flusher(
@@ -84,16 +83,8 @@ class ReplicaPlan:
                 interface.batches.units,
                 interface.outputs,
             )
-        return cls(
-            name,
-            interface.model,
-            interface.inputs,
-            interface.outputs,
-            interface.batches,
-            interface.layout(config),
-            flusher,
-            python,
-        )
+        description = RunnerDescription.of(name, interface, config, longest)
+        return cls(name, interface.model, description, waiting, flusher, python)
 
 
 class ReplicaLoader:
@@ -148,6 +139,7 @@ class ReplicaLoader:
         calling `fail`.
         """
         plan, config = self._plan, self._config
+        batches = plan.description.batches
         python = None if plan.python is None else plan.python.to_message(device)
         frozen = frozen_tensors(plan.model, config.frozen_inputs)
         place = None
@@ -162,10 +154,10 @@ class ReplicaLoader:
                 executable=plan.model.metadata.executable,
                 threads=device.threads,
                 providers=tuple(device.providers),
-                plan=plan.batches.to_message(),
+                plan=batches.to_message(),
                 delay_ns=int(config.max_queue_delay * 1e9),
-                preferred=_preferred_sizes(config, plan.batches.max_units),
-                waiting=waiting_times(config),
+                preferred=_preferred_sizes(config, batches.max_units),
+                waiting=plan.waiting,
                 check_package_hash=config.check_package_hash,
                 frozen=place,
                 python=python,
@@ -249,7 +241,7 @@ def _preferred_sizes(config: ModelRunnerConfig, max_rows: int) -> tuple[int, ...
     return tuple(sorted({n for n in config.preferred_batch_sizes if n <= max_rows}))
 
 
-def waiting_times(config: ModelRunnerConfig) -> WaitingTimes:
+def _waiting_times(config: ModelRunnerConfig) -> WaitingTimes:
     """Return the waiting times for incomplete runs, for a `Load` message."""
     batch = run = config.timeout_ns or NEVER_NS
     if config.is_batch_size_timeout_enabled:

@@ -24,7 +24,7 @@ from engine.fork_guard import fork_guard
 from engine.model.kept_state import keeps_state
 from engine.runner.replica_channel import ReplicaChannel
 from engine.runner.replica_lines import ReplicaLines, least_busy
-from engine.runner.replica_loader import ReplicaLoader, ReplicaPlan, waiting_times
+from engine.runner.replica_loader import ReplicaLoader, ReplicaPlan
 from engine.runner.runner_description import RunnerDescription
 from engine.runner.stats import RunnerStats
 from engine.runner.tracepoints import Tracepoints
@@ -45,16 +45,6 @@ class ReplicaSet:
         self.fork_guard = fork_guard()
         self._plan = plan
         self._config = config
-        waits = waiting_times(config)
-        self._description = RunnerDescription.of(
-            plan.name,
-            plan.inputs,
-            plan.outputs,
-            plan.batches,
-            plan.layout,
-            config,
-            max(waits.fill_batch_ns, waits.fill_run_ns),
-        )
         self._loader = ReplicaLoader(plan, config)
         self._devices: list[Device] = []
         #: The replicas by number. None if a replica is not loaded at the moment.
@@ -269,7 +259,7 @@ class ReplicaSet:
         try:
             for replica, number in zip(mine, numbers, strict=True):
                 self._replicas[replica] = ReplicaLines(
-                    self._description,
+                    self._plan.description,
                     device,
                     int(number),
                     self._reroute if self._moves else None,
@@ -321,7 +311,9 @@ class ReplicaSet:
             for lines in self._replicas
             if lines is not None and lines.default.usable
         )
-        return replace(self._description, moves=self._moves, replicas=tuple(loaded))
+        return replace(
+            self._plan.description, moves=self._moves, replicas=tuple(loaded)
+        )
 
     def __repr__(self) -> str:
         return (

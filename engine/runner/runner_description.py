@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.config import ModelRunnerConfig
 from engine.model.batch_plan import BatchPlan
+from engine.model.interface import ModelInterface
 from engine.tensor import DataDesc
 from engine.transport.channel import ChannelLayout
 from popef_io import DataType
@@ -50,20 +51,18 @@ class RunnerDescription:
     def of(
         cls,
         name: str,
-        inputs: tuple[DataDesc, ...],
-        outputs: tuple[DataDesc, ...],
-        batches: BatchPlan,
-        layout: ChannelLayout,
+        interface: ModelInterface,
         config: ModelRunnerConfig,
         longest_wait_ns: int,
     ) -> RunnerDescription:
         """Make the description of a model that is not loaded yet."""
+        batches = interface.batches
         return cls(
             name,
-            inputs,
-            outputs,
+            interface.inputs,
+            interface.outputs,
             batches,
-            layout,
+            interface.layout(config),
             config.max_queue_size,
             config.priority_levels,
             config.default_level,
