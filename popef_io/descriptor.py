@@ -9,6 +9,7 @@ if each of the 1,024 levels that msgpack supports claims a full list.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -27,6 +28,7 @@ from popef_io.fields import (
     Choice,
     Flag,
     Integer,
+    Kind,
     ListOf,
     MapOf,
     PairList,
@@ -172,14 +174,14 @@ def decode(kind: BlobType, data: bytes, where: Location) -> Info:
 
     `where` is the blob. The error has the offset of the field, if it is known.
     """
-    unpacker = _unpacker(data)
+    unpacker, begin = _unpacker(data), where.offset + HEADER_SIZE
     try:
         info: Info = _decode_record(_RECORDS[kind], unpacker)
         if unpacker.tell() != len(data):
             rest = len(data) - unpacker.tell()
             raise RuleViolation(f"{rest} unexpected bytes follow its map")
     except RuleViolation as violation:
-        place = _inside(where, unpacker.tell())
+        place = replace(where, offset=begin + unpacker.tell())
         field = (
             f"descriptor field {violation.field}" if violation.path else "descriptor"
         )
@@ -190,22 +192,12 @@ def decode(kind: BlobType, data: bytes, where: Location) -> Info:
     # msgpack's errors for bytes that are not msgpack or exceed its limits. Where its C
     # module raises a stack error, its pure-Python twin raises the last of these.
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
-        place = _inside(where, unpacker.tell())
+        place = replace(where, offset=begin + unpacker.tell())
         reason = str(error) or type(error).__name__
         raise CorruptError(
             f"the descriptor is not valid msgpack: {reason}", where=place
         ) from error
     return info
-
-
-def _inside(where: Location, position: int) -> Location:
-    return Location(
-        where.source,
-        where.offset + HEADER_SIZE + position,
-        where.blob,
-        where.blob_type,
-        where.blob_name,
-    )
 
 
 def _unpacker(data: bytes) -> msgpack.Unpacker:
@@ -226,31 +218,12 @@ def _unpacker(data: bytes) -> msgpack.Unpacker:
 
 def _decode_record(record: RecordKind, unpacker: msgpack.Unpacker) -> Any:
     count = unpacker.read_map_header()
-    if count != len(record.fields):
-        raise RuleViolation(f"expected {len(record.fields)} fields, got {count}")
-    values = []
-    for name, kind in record.fields.items():
-        key = unpacker.unpack()
-        if key != name:
-            raise RuleViolation(f"expected field {name!r}, got {str(key)[:64]!r}")
-        try:
-            if isinstance(kind, ListOf):
-                values.append(_decode_list(kind, unpacker))
-            else:
-                values.append(kind.unpack(unpacker.unpack()))
-        except RuleViolation as violation:
-            raise violation.inside(name) from None
-    return record.finish(values)
+    pairs = ((unpacker.unpack(), unpacker) for _ in range(count))
+    return record.read(count, pairs, _decode_field)
 
 
-def _decode_list(kind: ListOf, unpacker: msgpack.Unpacker) -> Any:
+def _decode_field(kind: Kind, unpacker: msgpack.Unpacker) -> Any:
+    if not isinstance(kind, ListOf):
+        return kind.unpack(unpacker.unpack())
     count = unpacker.read_array_header()
-    if count > kind.limit:
-        raise RuleViolation("length", limit=(count, kind.limit))
-    items = []
-    for index in range(count):
-        try:
-            items.append(kind.item.unpack(unpacker.unpack()))
-        except RuleViolation as violation:
-            raise violation.inside(f"[{index}]") from None
-    return kind.finish(items)
+    return kind.read(count, (unpacker.unpack() for _ in range(count)))

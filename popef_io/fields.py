@@ -163,18 +163,20 @@ class ListOf:
             raise RuleViolation("length", limit=(len(items), self.limit))
         return [self._each(self.item.pack, i, item) for i, item in enumerate(items)]
 
-    def unpack(self, plain: Any) -> tuple[Any, ...]:
+    def unpack(self, plain: Any) -> Any:
         if type(plain) is not list:
             raise RuleViolation(f"expected a list, got {_kind_of(plain)}")
-        if len(plain) > self.limit:
-            raise RuleViolation("length", limit=(len(plain), self.limit))
-        return tuple(
-            self._each(self.item.unpack, i, item) for i, item in enumerate(plain)
-        )
+        return self.read(len(plain), plain)
 
-    def finish(self, items: Iterable[Any]) -> Any:
-        """Return the value of the field from its unpacked items."""
-        return tuple(items)
+    def read(self, count: int, items: Iterable[Any]) -> Any:
+        """Return the value of the field from `count` items, which are decoded one by
+        one.
+        """
+        if count > self.limit:
+            raise RuleViolation("length", limit=(count, self.limit))
+        return tuple(
+            self._each(self.item.unpack, i, item) for i, item in enumerate(items)
+        )
 
     @staticmethod
     def _each(convert: Callable[[Any], Any], index: int, item: Any) -> Any:
@@ -195,8 +197,8 @@ class MapOf(ListOf):
             raise RuleViolation(f"expected a mapping, got {_kind_of(value)}")
         return sorted(super().pack(list(value.items())))
 
-    def finish(self, items: Iterable[Any]) -> dict[Any, Any]:
-        pairs = list(items)
+    def read(self, count: int, items: Iterable[Any]) -> dict[Any, Any]:
+        pairs = super().read(count, items)
         for (key, _), (following, _) in pairwise(pairs):
             if not key < following:
                 raise RuleViolation(
@@ -257,20 +259,27 @@ class RecordKind:
         """
         if type(plain) is not PairList:
             raise RuleViolation(f"expected a map, got {_kind_of(plain)}")
-        if len(plain) != len(self._kinds):
-            raise RuleViolation(f"expected {len(self._kinds)} fields, got {len(plain)}")
+        return self.read(len(plain), plain, lambda kind, item: kind.unpack(item))
+
+    def read(
+        self,
+        count: int,
+        pairs: Iterable[tuple[Any, Any]],
+        unpack: Callable[[Kind, Any], Any],
+    ) -> Any:
+        """Return the value of `count` keys and their values, which `unpack` unpacks in
+        turn.
+        """
+        if count != len(self._kinds):
+            raise RuleViolation(f"expected {len(self._kinds)} fields, got {count}")
         values = []
-        for (key, item), (name, kind) in zip(plain, self._kinds, strict=True):
+        for (name, kind), (key, item) in zip(self._kinds, pairs, strict=False):
             if key != name:
-                raise RuleViolation(f"expected field {name!r}, got {key!r}")
+                raise RuleViolation(f"expected field {name!r}, got {str(key)[:64]!r}")
             try:
-                values.append(kind.unpack(item))
+                values.append(unpack(kind, item))
             except RuleViolation as violation:
                 raise violation.inside(name) from None
-        return self.finish(values)
-
-    def finish(self, values: Iterable[Any]) -> Any:
-        """Return the value from its unpacked fields, after checking its rule."""
         value = self.cls(*values)
         if self._rule:
             self._rule(value)
