@@ -71,7 +71,7 @@ _RESERVED = bytes(8)
 
 @dataclass(frozen=True, slots=True)
 class BlobHeader:
-    """The fixed part of every blob, with the fields of the table above.
+    """The fixed part of every blob, with the fields of the table above in their order.
 
     It does not store `version`, `magic`, total size and the header's checksum, because
     they follow from the rest.
@@ -172,27 +172,14 @@ def read_header(
         raise CorruptError(
             "the checksum of the blob header does not match", where=where
         )
-    fields = _HEADER.unpack_from(raw)
-    (
-        _,
-        version,
-        type_number,
-        flags,
-        total,
-        payload,
-        content,
-        size,
-        crc,
-        data_crc,
-        rest,
-    ) = fields
+    _, version, type_number, flags, total, *fields, rest = _HEADER.unpack_from(raw)
     if version != VERSION:
         raise NotPopefError(
             f"the file has format version {version}, expected {VERSION}; read it with "
             "a newer release, or compile the model again",
             where=where,
         )
-    header = BlobHeader(type_number, flags, payload, content, size, crc, data_crc)
+    header = BlobHeader(type_number, flags, *fields)
     where = Location(source, offset, index, header.type_name)
     if rest != _RESERVED:
         raise CorruptError("the reserved bytes of the header must be zero", where=where)
