@@ -164,14 +164,6 @@ def read_stream(stream: BinaryIO, name: str) -> FileView:
     return FileView(name, memoryview(memory).toreadonly())
 
 
-def map_keeping_descriptor(
-    descriptor: int, size: int, *, writable: bool = False
-) -> memoryview:
-    """Map if there is no better way. A duplicate of the descriptor stays open."""
-    access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-    return memoryview(mmap.mmap(descriptor, size, access=access))
-
-
 if sys.version_info >= (3, 13):
 
     def map_descriptor(
@@ -184,8 +176,8 @@ if sys.version_info >= (3, 13):
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         return memoryview(mmap.mmap(descriptor, size, access=access, trackfd=False))
 
-elif sys.platform == "linux" and sys.maxsize > 1 << 32:
-    # off_t has 64 bits here, with and without large file support.
+else:
+    # off_t has 64 bits, with and without large file support, because the processor has.
     _libc = ctypes.CDLL(None, use_errno=True)
     _libc.mmap.restype = ctypes.c_void_p
     _libc.mmap.argtypes = (
@@ -221,6 +213,3 @@ elif sys.platform == "linux" and sys.maxsize > 1 << 32:
         # Writing to pages that are mapped for reading would end the process, so callers
         # only receive read-only views.
         return view if writable else view.toreadonly()
-
-else:
-    map_descriptor = map_keeping_descriptor

@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import mmap
 import os
-import sys
 
 from popef_io import map_descriptor
 
@@ -27,10 +26,8 @@ _KEEP_BLOCKS_UP_TO = 64 * 1024 * 1024
 
 #: For madvise(2), which the module `mmap` offers only for its own mappings.
 _MADV_REMOVE = 9
-_madvise = None
-if sys.platform == "linux":
-    _madvise = ctypes.CDLL(None, use_errno=True).madvise
-    _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def page_aligned(size: int) -> int:
@@ -81,10 +78,10 @@ class SharedMemory:
         """Return the pages between two offsets to the system.
 
         From then on they read as zeros in every process, and are allocated again when
-        they are written. Does nothing except on Linux.
+        they are written.
         """
         start, end = page_aligned(start), end // PAGE * PAGE
-        if end > start and _madvise is not None:
+        if end > start:
             first = ctypes.c_ubyte.from_buffer(self.view, start)
             _madvise(ctypes.addressof(first), end - start, _MADV_REMOVE)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from popef_io import NotPopefError, Reader, Writer, load_model
-from popef_io.mapping import map_file, map_keeping_descriptor, read_stream
+from popef_io.mapping import map_file, read_stream
 from tests.popef_io.containers import WEIGHT, write_small
 
 
@@ -107,20 +107,6 @@ def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     assert descriptors() == before
     assert mappings(path) >= 1
     assert len(models) == 100
-
-
-def test_where_a_descriptor_must_stay_open(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"content")
-    before = descriptors()
-    with path.open("rb") as file:
-        view = map_keeping_descriptor(file.fileno(), 7)
-    assert bytes(view) == b"content"
-    assert view.readonly
-    assert descriptors() == before + 1
-    del view
-    gc.collect()
-    assert descriptors() == before
 
 
 def test_mapping_goes_with_its_last_view(tmp_path: Path) -> None:
