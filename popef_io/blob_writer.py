@@ -154,19 +154,21 @@ class BlobWriter(Draft):
     def _store_strings(self, data: bytes) -> None:
         info = self.info
         assert isinstance(info, TensorDataInfo | FeedDataInfo)
-        count = info.num_tensors if isinstance(info, FeedDataInfo) else 1
         try:
-            decode_strings(data, (count, *(info.tensor_info.shape or ())))
+            decode_strings(data, (info.num_tensors, *(info.tensor_info.shape or ())))
         except InvalidValueError as error:
             raise InvalidValueError(f"{self}: {error.reason}") from None
         self._store(memoryview(data))
 
-    def _emit(self, data: bytes | memoryview) -> None:
+    def _write_at(self, offset: int, data: bytes | memoryview) -> None:
         try:
-            self._output.write_at(self._payload + self._stored_size, data)
+            self._output.write_at(offset, data)
         except BaseException:
             self.state = WriterState.FAILED
             raise
+
+    def _emit(self, data: bytes | memoryview) -> None:
+        self._write_at(self._payload + self._stored_size, data)
         self._crc = zlib.crc32(data, self._crc)
         self._stored_size += len(data)
 
@@ -182,16 +184,10 @@ class BlobWriter(Draft):
         )
         head = header.encode() + self._descriptor
         head += bytes(self._payload - self.offset - len(head))
-        self._emit_frame(head, bytes(-self._stored_size % ALIGNMENT))
+        tail = bytes(-self._stored_size % ALIGNMENT)
+        self._write_at(self._payload + self._stored_size, tail)
+        self._write_at(self.offset, head)
         self.header = header
-
-    def _emit_frame(self, head: bytes, tail: bytes) -> None:
-        try:
-            self._output.write_at(self._payload + self._stored_size, tail)
-            self._output.write_at(self.offset, head)
-        except BaseException:
-            self.state = WriterState.FAILED
-            raise
 
 
 def expected_size(info: Info) -> int | None:
@@ -202,8 +198,7 @@ def expected_size(info: Info) -> int | None:
         return None
     if info.tensor_info.data_type is DataType.STRING:
         return None
-    count = info.num_tensors if isinstance(info, FeedDataInfo) else 1
-    return count * info.tensor_info.size_in_bytes
+    return info.num_tensors * info.tensor_info.size_in_bytes
 
 
 def _is(info: Info, data_type: DataType) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
+from typing import ClassVar
 
 from popef_io.datatypes import DataType, TensorType
 from popef_io.errors import InvalidValueError
@@ -145,6 +146,7 @@ class ExecutableInfo:
 class TensorDataInfo:
     """Descriptor of a tensor data blob: the tensor of the anchors called `name`."""
 
+    num_tensors: ClassVar[int] = 1
     name: str
     tensor_info: TensorInfo
     executable: str = ""

@@ -269,9 +269,7 @@ def _check_payload_size(blob: Blob) -> None:
     info = blob.info
     size = blob.header.payload_size
     try:
-        if isinstance(info, TensorDataInfo):
-            check_data_size(info.tensor_info, 1, size)
-        elif isinstance(info, FeedDataInfo):
+        if isinstance(info, TensorDataInfo | FeedDataInfo):
             check_data_size(info.tensor_info, info.num_tensors, size)
         elif isinstance(info, Metadata) and size:
             raise RuleViolation(f"metadata must have no payload, got {size} bytes")
