@@ -45,11 +45,13 @@ class JoinedRunner:
         self._closed = False
         self._replicas: list[ReplicaLines] = []
         lost = DeviceLost(f"model {self.name!r} has no replica")
+        reroute = self._reroute if description.moves else None
         for device_id, number in description.replicas:
             device = devices.get(device_id)
             try:
                 if device is not None:
-                    self._open(device, number)
+                    lines = ReplicaLines(description, device, number, reroute)
+                    self._replicas.append(lines)
             except DeviceLost as error:
                 lost = error
             except BaseException:
@@ -57,10 +59,6 @@ class JoinedRunner:
                 raise
         if not self._replicas:
             raise lost
-
-    def _open(self, device: JoinedDevice, number: int) -> None:
-        reroute = self._reroute if self.description.moves else None
-        self._replicas.append(ReplicaLines(self.description, device, number, reroute))
 
     # -- properties
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from engine.devices.linked_device import LinkedDevice
 from engine.errors import EngineError
 from engine.runner.replica_set import ReplicaSet
 
@@ -20,6 +19,10 @@ class ModelHealth:
         #: Whether the model is not served yet. One failed run then fails the model.
         self.is_warming_up = False
         self._replicas = replicas
+        # Its devices call these (`DeviceUser`).
+        self.reload = replicas.reload
+        self.run_limit = replicas.run_limit
+        self.fail_started = replicas.fail_started
         self._on_failure: Callable[[EngineError], None] | None = None
 
     def on_failure(self, callback: Callable[[EngineError], None]) -> None:
@@ -40,20 +43,6 @@ class ModelHealth:
             self.is_warming_up = False
 
     # -- for its devices
-
-    def reload(self, device: LinkedDevice) -> None:
-        """Load the replicas of a device again, after its process was replaced."""
-        self._replicas.reload(device)
-
-    def run_limit(self, device: LinkedDevice, replica: int) -> float | None:
-        """Return the time limit in seconds of a run of this replica (0: none); None if
-        the replica is not this model's.
-        """
-        return self._replicas.run_limit(device, replica)
-
-    def fail_started(self, device: LinkedDevice, error: EngineError) -> None:
-        """Fail the requests that a run on this device has taken."""
-        self._replicas.fail_started(device, error)
 
     def fail(self, error: EngineError) -> None:
         """Take no more requests, because the model was found at fault. This is
