@@ -55,40 +55,26 @@ SILENT = 4
 make_run_options: Callable[[], RunOptions] = ort_state.RunOptions
 """Fresh options for one run (0.2 µs)."""
 
-_ONNX_NUMBERS = {
-    DataType.F32: 1,
-    DataType.U8: 2,
-    DataType.S8: 3,
-    DataType.U16: 4,
-    DataType.S16: 5,
-    DataType.S32: 6,
-    DataType.S64: 7,
-    DataType.STRING: 8,
-    DataType.BOOL: 9,
-    DataType.F16: 10,
-    DataType.F64: 11,
-    DataType.U32: 12,
-    DataType.U64: 13,
-    DataType.BF16: 16,
+#: Each data type that ONNX and we share: its number in TensorProto.DataType, and ONNX
+#: Runtime's name of it.
+_ONNX_TYPES = {
+    DataType.F32: (1, "float"),
+    DataType.U8: (2, "uint8"),
+    DataType.S8: (3, "int8"),
+    DataType.U16: (4, "uint16"),
+    DataType.S16: (5, "int16"),
+    DataType.S32: (6, "int32"),
+    DataType.S64: (7, "int64"),
+    DataType.STRING: (8, "string"),
+    DataType.BOOL: (9, "bool"),
+    DataType.F16: (10, "float16"),
+    DataType.F64: (11, "double"),
+    DataType.U32: (12, "uint32"),
+    DataType.U64: (13, "uint64"),
+    DataType.BF16: (16, "bfloat16"),
 }
-"""TensorProto.DataType of each data type that ONNX and we share."""
-
-_TYPES_BY_NAME = {
-    "tensor(float)": DataType.F32,
-    "tensor(uint8)": DataType.U8,
-    "tensor(int8)": DataType.S8,
-    "tensor(uint16)": DataType.U16,
-    "tensor(int16)": DataType.S16,
-    "tensor(int32)": DataType.S32,
-    "tensor(int64)": DataType.S64,
-    "tensor(string)": DataType.STRING,
-    "tensor(bool)": DataType.BOOL,
-    "tensor(float16)": DataType.F16,
-    "tensor(double)": DataType.F64,
-    "tensor(uint32)": DataType.U32,
-    "tensor(uint64)": DataType.U64,
-    "tensor(bfloat16)": DataType.BF16,
-}
+_ONNX_NUMBERS = {ours: number for ours, (number, _) in _ONNX_TYPES.items()}
+_TYPES_BY_NAME = {f"tensor({name})": ours for ours, (_, name) in _ONNX_TYPES.items()}
 
 
 def onnx_number(data_type: DataType) -> int | None:
