@@ -37,7 +37,7 @@ def check_tensor_info(info: TensorInfo) -> None:
         raise RuleViolation("size of the tensor", limit=(size, S64_MAX))
 
 
-def check_tensor_data(info: TensorDataInfo) -> None:
+def check_tensor_data(info: TensorDataInfo | FeedDataInfo) -> None:
     """Check that data have a known shape."""
     if not info.tensor_info.is_static:
         raise RuleViolation(f"data must have a known shape, got {info.tensor_info}")
@@ -47,8 +47,7 @@ def check_feed_data(info: FeedDataInfo) -> None:
     """Check feed data like tensor data, and also check the whole feed as one array with
     one more dimension.
     """
-    if not info.tensor_info.is_static:
-        raise RuleViolation(f"data must have a known shape, got {info.tensor_info}")
+    check_tensor_data(info)
     shape = info.tensor_info.shape or ()
     if len(shape) >= MAX_RANK:
         raise RuleViolation("rank of a feed's tensor", limit=(len(shape), MAX_RANK - 1))

@@ -157,7 +157,6 @@ def peer_pid(sock: socket.socket) -> int:
     return _peer(sock)[0]
 
 
-def _peer(sock: socket.socket) -> tuple[int, int, int]:
+def _peer(sock: socket.socket) -> tuple[int, ...]:
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, gid = _CREDENTIALS.unpack(raw)
-    return pid, uid, gid
+    return _CREDENTIALS.unpack(raw)

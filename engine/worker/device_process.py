@@ -38,21 +38,15 @@ logger = logging.getLogger(__name__)
 _SWITCH_INTERVAL = 0.0005
 
 
-def _set_process_name(name: str) -> None:
-    pr_set_name = 15
+#: prctl(2): the name of this thread, and how late the kernel may end its waits, in
+#: nanoseconds. By default that is 50 us, which is half of a short `max_queue_delay`.
+_PR_SET_NAME = 15
+_PR_SET_TIMERSLACK = 29
+
+
+def _prctl(option: int, value: object) -> None:
     with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(pr_set_name, name.encode()[:15], 0, 0, 0)
-
-
-def _wait_precisely() -> None:
-    """Ask the kernel to end the waits of this thread in time.
-
-    By default the kernel may end them 50 us late, which is half of a short
-    `max_queue_delay`.
-    """
-    pr_set_timerslack = 29
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(pr_set_timerslack, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _giving_back(python: PythonKind | None) -> Callable[[], object]:
@@ -89,8 +83,8 @@ def main(arguments: list[str] | None = None) -> int:
     die_with(options.owner_fd, group=bool(options.python))
     if options.memory:
         resource.setrlimit(resource.RLIMIT_DATA, (options.memory, options.memory))
-    _set_process_name(options.name)
-    _wait_precisely()
+    _prctl(_PR_SET_NAME, options.name.encode()[:15])
+    _prctl(_PR_SET_TIMERSLACK, 1)
     keep_large_blocks()
     raise_descriptor_limit()
     sys.setswitchinterval(_SWITCH_INTERVAL)
