@@ -23,6 +23,7 @@ from popef_io import Option, PopefError, TensorType
 from popgate_onnx.compiler.conversions import Labels, convert
 from popgate_onnx.compiler.divisions import guard_divisions
 from popgate_onnx.compiler.external_data import ExternalFiles
+from popgate_onnx.compiler.frames import guard_frames
 from popgate_onnx.compiler.interface import (
     Interface,
     change,
@@ -197,6 +198,7 @@ def _load_model(
     model = read_model(source)
     labels = convert(model.proto)
     guard_divisions(model.proto)
+    guard_frames(model.proto)
     check_types(model.proto)
     change(model.proto, options)
     drop_unused(model.proto.graph)
