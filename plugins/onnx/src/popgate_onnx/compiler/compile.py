@@ -50,6 +50,7 @@ from popgate_onnx.compiler.package import (
     output_handle,
     selector_anchor,
 )
+from popgate_onnx.compiler.recurrent import guard_recurrent_layers
 from popgate_onnx.compiler.rows.batching import decide
 from popgate_onnx.compiler.rows.lengths import shown_lengths
 from popgate_onnx.compiler.rows.row_check import Dependent, Run
@@ -199,6 +200,7 @@ def _load_model(
     labels = convert(model.proto)
     guard_divisions(model.proto)
     guard_frames(model.proto)
+    guard_recurrent_layers(model.proto)
     check_types(model.proto)
     change(model.proto, options)
     drop_unused(model.proto.graph)

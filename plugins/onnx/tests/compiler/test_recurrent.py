@@ -1,0 +1,66 @@
+"""Recurrent layers without rows or steps end no process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from engine import ModelRunner
+from engine.errors import EngineError
+from popgate_onnx.compiler import compile_model
+from popgate_onnx.compiler.graphs import all_nodes
+from popgate_onnx.compiler.recurrent import guard_recurrent_layers
+
+HEAD = '<ir_version: 10, opset_import: ["": 20]>\n'
+LAYER = """g (float[b,s,2] x) => (float[s,d,b,3] y) {
+    t = Transpose <perm = [1, 0, 2]> (x)
+    w = ConstantOfShape (ws)
+    r = ConstantOfShape (rs)
+    y = OP <hidden_size = 3> (t, w, r)
+}"""
+GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}
+
+
+def model(kind: str) -> Any:
+    rows = 3 * GATES[kind]
+    sizes = f"<int64[3] ws = {{1, {rows}, 2}}, int64[3] rs = {{1, {rows}, 3}}>"
+    text = LAYER.replace("OP", kind).replace("y) {", f"y) {sizes} {{")
+    return onnx.parser.parse_model(HEAD + text)
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+def test_no_rows_are_an_error_and_the_device_lives(tmp_path: Path, kind: str) -> None:
+    compile_model(model(kind), target := tmp_path / "m.popef")
+    with ModelRunner(target) as runner:
+        with pytest.raises(EngineError, match="cannot be reshaped"):
+            runner.execute({"x": np.zeros((0, 4, 2), np.float32)})
+        without_steps = {"x": np.zeros((5, 0, 2), np.float32)}
+        if kind == "GRU":
+            with pytest.raises(EngineError, match="cannot be reshaped"):
+                runner.execute(without_steps)
+        else:
+            assert runner.execute(without_steps)["y"].shape == (0, 1, 5, 3)
+        y = runner.execute({"x": np.ones((5, 4, 2), np.float32)})["y"]
+        assert y.shape == (4, 1, 5, 3)
+
+
+@pytest.mark.parametrize(("kind", "opset"), [("RNN", 20), ("GRU", 3)])
+def test_what_is_left_as_it_is(kind: str, opset: int) -> None:
+    kept = model(kind)
+    kept.opset_import[0].version = opset
+    before = kept.SerializeToString()
+    guard_recurrent_layers(kept)
+    assert kept.SerializeToString() == before
+
+
+def test_names_that_are_taken() -> None:
+    twice = model("GRU")
+    guard_recurrent_layers(twice)
+    guard_recurrent_layers(twice)
+    names = [name for node in all_nodes(twice.graph) for name in node.output]
+    assert len(names) == len({*names}) == 8
+    onnx.checker.check_model(twice)
