@@ -53,16 +53,14 @@ class Tensor:
         if data_type is None:
             data_type = DataType.from_numpy(array.dtype)
         if data_type is DataType.STRING:
-            encoded = encode_strings(array)
-            return cls(data_type, array.shape, (encoded,), len(encoded))
-        shape, nbytes = array.shape, array.nbytes
-        if nbytes == 0:
-            return cls(data_type, shape, (), 0)
+            return cls(data_type, array.shape, (encode_strings(array),))
+        if array.nbytes == 0:
+            return cls(data_type, array.shape, (), 0)
         try:
             view = array.data.cast("B")
         except (TypeError, ValueError):  # not contiguous, or a type that only numpy has
             view = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        return cls(data_type, shape, (view,), nbytes)
+        return cls(data_type, array.shape, (view,), array.nbytes)
 
     @property
     def buffer(self) -> memoryview:
@@ -86,9 +84,11 @@ class Tensor:
             return np.empty(self.shape, dtype)
         return np.frombuffer(self.buffer, dtype).reshape(self.shape)
 
+    def __reduce__(self) -> tuple[object, ...]:  # views have none, nor compiled slots
+        return Tensor, (self.data_type, self.shape, (self.tobytes(),), self.nbytes)
+
     def __repr__(self) -> str:
-        dims = ",".join(map(str, self.shape))
-        return f"<Tensor {self.data_type.name}[{dims}] {self.nbytes} bytes>"
+        return f"<Tensor {self.data_type.name}{[*self.shape]} {self.nbytes} bytes>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,11 +79,29 @@ def test_descriptors_know_which_shapes_fit() -> None:
     assert desc.numpy_data_type() == np.float32
 
 
-@pytest.mark.parametrize(
+AGAIN = pytest.mark.parametrize(
     "again",
     [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))],
     ids=["copy", "deepcopy", "pickle"],
 )
+
+
+@AGAIN
+@pytest.mark.parametrize(
+    "array", [np.ones((2, 3)), np.zeros((0, 3)), np.array([[b"a", b"bc"]], object)]
+)
+def test_tensors_can_be_copied(
+    again: Callable[[Tensor], Tensor], array: np.ndarray[tuple[int, ...], np.dtype[Any]]
+) -> None:
+    tensor = Tensor.from_numpy(array)
+    copied = again(tensor)
+    assert repr(copied) == repr(tensor)
+    assert (copied.numpy() == array).all()
+    parts = Tensor(DataType.U8, (3,), (b"a", memoryview(b"bc")))
+    assert again(parts).tobytes() == b"abc"
+
+
+@AGAIN
 def test_descriptors_can_be_copied(again: Callable[[object], object]) -> None:
     desc = DataDesc("x", (-1, 4), DataType.F32, multiple=2)
     assert again(desc) == desc
