@@ -88,7 +88,8 @@ class Tensor:
         return Tensor, (self.data_type, self.shape, (self.tobytes(),), self.nbytes)
 
     def __repr__(self) -> str:
-        return f"<Tensor {self.data_type.name}{[*self.shape]} {self.nbytes} bytes>"
+        dims = ",".join(map(str, self.shape))
+        return f"<Tensor {self.data_type.name}[{dims}] {self.nbytes} bytes>"
 
 
 @dataclass(frozen=True, slots=True)

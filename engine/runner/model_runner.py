@@ -159,7 +159,7 @@ class ModelRunner:
         *,
         deadline: float | None = None,
         on_done: OnDone | None = None,
-        replica_id: int | None = None,
+        replica_id: SupportsIndex | None = None,
         priority: int = 0,
         validate: bool | None = None,
         began_ns: int = 0,

@@ -97,7 +97,9 @@ class ReplicaSet:
 
     # -- requests
 
-    def pick(self, replica_id: int | None, priority: int = 0) -> ReplicaChannel:
+    def pick(
+        self, replica_id: SupportsIndex | None, priority: int = 0
+    ) -> ReplicaChannel:
         """Return the channel to this replica, or to the least busy replica.
 
         If the model has priority levels, the channel is the line of `priority`, or of
@@ -112,14 +114,13 @@ class ReplicaSet:
         if self.failure is not None:
             raise self.failure.again()
         replicas = self._replicas
-        if replica_id is not None:
-            lines = replicas[replica_id]
-        elif len(replicas) == 1:
-            lines = replicas[0]
+        number = 0 if replica_id is None else self.check_id(replica_id)
+        if replica_id is not None or len(replicas) == 1:
+            lines = replicas[number]
         else:
             lines = least_busy(replicas)
         if lines is None or not lines.default.usable:
-            raise self._lost(replica_id or 0)
+            raise self._lost(number)
         return lines.of(priority) if priority else lines.default
 
     def _lost(self, replica: int) -> DeviceLost:
@@ -147,10 +148,9 @@ class ReplicaSet:
 
     def check_id(self, replica_id: SupportsIndex) -> int:
         """Return the number of a replica. Raise InvalidInput if there is none."""
-        number, count = index(replica_id), len(self._replicas)
-        if not 0 <= number < count:
-            msg = f"replica_id must be from 0 to {count - 1}, got {number}"
-            raise InvalidInput(msg)
+        number, last = index(replica_id), len(self._replicas) - 1
+        if not 0 <= number <= last:
+            raise InvalidInput(f"replica_id must be from 0 to {last}, got {number}")
         return number
 
     def recover_if_lost(self, replica: int) -> None:

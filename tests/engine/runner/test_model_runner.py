@@ -64,6 +64,12 @@ def test_numbers_may_be_numpys(tmp_path: Path, shared_device: Device) -> None:
         assert runner.run_save_programs(replica) == {}
         with pytest.raises(InvalidInput, match="from 0 to 0, got 1"):
             runner.execute({"input": rows(1)}, replica_id=np.int64(1))
+        tensors = {"input": Tensor.from_numpy(rows(1))}
+        for wrong in (np.int64(1), -1):
+            with pytest.raises(InvalidInput, match=f"from 0 to 0, got {wrong}"):
+                runner.submit(tensors, replica_id=wrong)
+        request = runner.submit(tensors, replica_id=replica)
+        wait_all([request])
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 200])
