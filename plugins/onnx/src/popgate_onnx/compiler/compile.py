@@ -22,6 +22,7 @@ from engine.programs.time_limit import TimeLimit
 from popef_io import Option, PopefError, TensorType
 from popgate_onnx.compiler.conversions import Labels, convert
 from popgate_onnx.compiler.divisions import guard_divisions
+from popgate_onnx.compiler.empty_inputs import guard_empty_inputs
 from popgate_onnx.compiler.external_data import ExternalFiles
 from popgate_onnx.compiler.frames import guard_frames
 from popgate_onnx.compiler.interface import (
@@ -50,7 +51,6 @@ from popgate_onnx.compiler.package import (
     output_handle,
     selector_anchor,
 )
-from popgate_onnx.compiler.recurrent import guard_recurrent_layers
 from popgate_onnx.compiler.rows.batching import decide
 from popgate_onnx.compiler.rows.lengths import shown_lengths
 from popgate_onnx.compiler.rows.row_check import Dependent, Run
@@ -200,7 +200,7 @@ def _load_model(
     labels = convert(model.proto)
     guard_divisions(model.proto)
     guard_frames(model.proto)
-    guard_recurrent_layers(model.proto)
+    guard_empty_inputs(model.proto)
     check_types(model.proto)
     change(model.proto, options)
     drop_unused(model.proto.graph)
