@@ -100,6 +100,26 @@ def test_what_is_replaced_goes_when_nobody_uses_it(tmp_path: Path) -> None:
     assert contents(second.folder) == {"m.onnx": b"two"}
 
 
+def test_files_in_use_are_known_however_the_cache_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a relative path, or through a link: a scan resolves the files it finds."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    monkeypatch.chdir(tmp_path)
+    for name in ("link/a", "b"):
+        cache = ModelCache(Path(name))
+        entry = cache.entry(URL)
+        first = commit(cache, ("m.onnx", b"one"))
+        used = [(first.folder / "m.onnx").resolve()]
+        entry.confirm(used)
+        commit(cache, ("m.onnx", b"two"))
+        entry.drop(used)
+        served = ModelCache(Path(name)).entry(URL).served()
+        assert served is not None
+        assert served.digest == first.digest
+
+
 def test_another_process_keeps_what_it_serves(tmp_path: Path) -> None:
     cache = ModelCache(tmp_path)
     entry = cache.entry(URL)

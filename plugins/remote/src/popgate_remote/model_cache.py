@@ -70,7 +70,7 @@ class ModelCache:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = Path(os.path.realpath(folder))  # as a scan names the files
         self._held: dict[Path, int] = {}
         weakref.finalize(self, _close_all, self._held)
         self._lock = threading.Lock()
