@@ -249,6 +249,23 @@ def test_models_of_s3(s3: Any, tmp_path: Path) -> None:
     assert os.stat(source.versions[0].files[0]).st_ino == inode
 
 
+def test_code_is_in_the_files_of_those_who_allow_it(
+    tmp_path: Path, memory: Any
+) -> None:
+    """Servers that share a cache need not agree about code."""
+    memory.pipe({"/b/m/1/m.onnx": BODY, "/b/m/2/model.py": b"raise SystemExit"})
+    url = InMemory("memory://b/m", "memory", "/b/m")
+    for_code = CachedModels(tmp_path, FetchOptions(allow_python=True))
+    without = CachedModels(tmp_path)
+    for remote in (for_code, without):
+        assert remote.fetch("model m", url)
+    folder = for_code.folder_of(url)
+    assert folder is not None
+    assert (folder / "2/model.py").exists()
+    assert not for_code.fetch("model m", url)
+    assert not without.fetch("model m", url)
+
+
 @pytest.mark.parametrize(
     ("config", "allowed", "problem"),
     [

@@ -62,6 +62,25 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
         yield found
 
 
+def test_models_of_two_servers_are_two(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one cache, as a machine has that serves from staging and from production."""
+    url = ModelUrl.of("mlflow:/my%20digits/3")
+    remote = CachedModels(tmp_path)
+    with serving() as other:
+        for server, body in ((web, BODY), (other, BODY[::-1])):
+            register(server, "3", "mlflow-artifacts:/1/models/m-1")
+            store(server, "1/models/m-1", {"model.onnx": body})
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+            assert remote.fetch("model digits", url)
+    for server, body in ((web, BODY), (other, BODY[::-1])):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+        folder = remote.folder_of(url)
+        assert folder is not None
+        assert (folder / "model.onnx").read_bytes() == body
+
+
 def test_a_version_is_taken_and_an_alias_followed(web: Web, tmp_path: Path) -> None:
     register(web, "3", "mlflow-artifacts:/1/models/m-1")
     files = {"model.onnx": BODY, "MLmodel": b"flavors:", "data/x.txt": b"x"}

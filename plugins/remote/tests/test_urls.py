@@ -86,6 +86,19 @@ def test_a_missing_library_names_its_extra(
         ModelUrl.of(text)
 
 
+def test_a_renewed_secret_names_the_same_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("adlfs", reason="needs the extra azure")
+    url, keys = ModelUrl.of("az://models/digits"), set()
+    for account, secret in (("one", "AAAA=="), ("one", "BBBB=="), ("two", "AAAA==")):
+        told = f"AccountName={account};AccountKey={secret};EndpointSuffix=x"
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", told)
+        keys.add(url.key)
+        assert secret not in url.key
+    assert len(keys) == 2
+
+
 def test_urls_are_models_beside_paths(tmp_path: Path) -> None:
     remote = RemoteCaches(tmp_path / "cache")
     (tmp_path / "m.onnx").touch()

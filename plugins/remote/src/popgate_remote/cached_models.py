@@ -45,7 +45,7 @@ class CachedModels:
         """Return the folder of the whole model that is served; None if there
         is none.
         """
-        entry = self._cache.entry(url.key)
+        entry = self._entry(url)
         found = entry.current()
         if found is not None and found.folder == self._rejected.get(url.key):
             found = entry.served() or found
@@ -55,7 +55,7 @@ class CachedModels:
         """Record that these files serve. The cache keeps them until other files have
         served, even after a restart.
         """
-        self._cache.entry(url.key).confirm(files)
+        self._entry(url).confirm(files)
 
     def step_back(self, url: ModelUrl) -> bool:
         """Give up a snapshot that cannot be served.
@@ -63,7 +63,7 @@ class CachedModels:
         Return whether the cache has the previous one, which `folder_of` returns from
         now on.
         """
-        entry = self._cache.entry(url.key)
+        entry = self._entry(url)
         current, served = entry.current(), entry.served()
         if current is None or served is None or current.folder == served.folder:
             return False
@@ -103,7 +103,7 @@ class CachedModels:
             listing = self._listed(source)
         finally:
             source.close()
-        current = self._cache.entry(url.key).current()
+        current = self._entry(url).current()
         return listing, set(self._known(current, listing))
 
     def fetch(self, label: str, url: ModelUrl) -> bool:
@@ -114,7 +114,7 @@ class CachedModels:
         a warning, once for each reason. Raises `RemoteError` if the cache does not have
         the model, and `FetchStopped` after `stop`.
         """
-        entry = self._cache.entry(url.key)
+        entry = self._entry(url)
         before = entry.current()
         try:
             found = self._fetched(label, url, entry)
@@ -140,7 +140,7 @@ class CachedModels:
 
     def drop_unused(self, url: ModelUrl, used: Collection[Path]) -> None:
         """Remove earlier downloads of the URL, except for the files in use."""
-        self._cache.entry(url.key).drop(used)
+        self._entry(url).drop(used)
 
     def stop(self) -> None:
         """Stop running downloads; the bytes that have arrived are kept."""
@@ -148,6 +148,13 @@ class CachedModels:
 
     def __repr__(self) -> str:
         return f"<CachedModels {self._cache.folder}>"
+
+    def _key(self, url: ModelUrl) -> str:
+        """Return the key of the files of a URL: code is among them only if allowed."""
+        return f"{url.key}?python" if self.options.allow_python else url.key
+
+    def _entry(self, url: ModelUrl) -> CacheEntry:
+        return self._cache.entry(self._key(url))
 
     def _listed(self, source: Source) -> Listing:
         return Listing.of(
@@ -253,7 +260,7 @@ class CachedModels:
         try:
             with progress.told():
                 for file in missing:
-                    part = self._cache.part(url.key, file)
+                    part = self._cache.part(self._key(url), file)
                     digest = download(source, file, part, progress)
                     self._cache.keep(part, digest)
                     sha256[file.name] = digest

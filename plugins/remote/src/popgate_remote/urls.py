@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import urllib.parse
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from popgate_remote.source import Source
 #: A user and a password before a host. A port does not match; a secret may contain `/`.
 _CREDENTIALS = re.compile(r"//[^/@]*:(?!\d+/)[^@]*@")
 _SHA256 = re.compile(r"sha256=([0-9a-f]{64})")
+#: Parts of a connection string of Azure that may be renewed.
+_SECRETS = re.compile(r"(AccountKey|SharedAccessSignature)=[^;]*")
 
 
 _CREDENTIALS_GO = {
@@ -29,24 +32,35 @@ _CREDENTIALS_GO = {
 class Scheme:
     """A kind of URL.
 
-    `module` is its required library, installed by the extra `extra`.
+    `module` is its required library, installed by the extra `extra`. `servers` are the
+    variables that decide which server has the models.
     """
 
     example: str
     module: str = ""
     extra: str = ""
+    servers: tuple[str, ...] = ()
 
 
 SCHEMES = {
-    "s3": Scheme("s3://bucket/models/digits", "s3fs", "s3"),
-    "gs": Scheme("gs://bucket/models/digits", "gcsfs", "gcs"),
-    "az": Scheme("az://container/models/digits", "adlfs", "azure"),
-    "hf": Scheme("hf://org/name@main/onnx/model.onnx"),
+    "s3": Scheme(
+        "s3://bucket/models/digits", "s3fs", "s3",
+        ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "FSSPEC_S3_ENDPOINT_URL",
+         "AWS_PROFILE"),
+    ),
+    "gs": Scheme(
+        "gs://bucket/models/digits", "gcsfs", "gcs", ("STORAGE_EMULATOR_HOST",)
+    ),
+    "az": Scheme(
+        "az://container/models/digits", "adlfs", "azure",
+        ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING"),
+    ),
+    "hf": Scheme("hf://org/name@main/onnx/model.onnx", servers=("HF_ENDPOINT",)),
     "oci": Scheme("oci://ghcr.io/me/digits:1"),
-    "mlflow": Scheme("mlflow:/digits/3"),
+    "mlflow": Scheme("mlflow:/digits/3", servers=("MLFLOW_TRACKING_URI",)),
     "https": Scheme("https://example.com/digits.onnx"),
     "http": Scheme("http://localhost:8080/digits.onnx"),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +131,11 @@ class ModelUrl:
 
     @property
     def key(self) -> str:
-        """Return a key that equal URLs share."""
-        return f"{self.text}#{self.sha256}" if self.sha256 else self.text
+        """Return a key that equal URLs of the same server share."""
+        key = f"{self.text}#{self.sha256}" if self.sha256 else self.text
+        names = SCHEMES[self.scheme].servers if self.scheme in SCHEMES else ()
+        told = [_SECRETS.sub("", os.environ.get(name, "")) for name in names]
+        return f"{key}?{' '.join(told)}" if any(told) else key
 
     def open(self) -> Source:
         """Open the source. Raises `RemoteError`."""
