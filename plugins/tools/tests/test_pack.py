@@ -82,11 +82,30 @@ def test_boosters_of_xgboost(popgate: Call, tmp_path: Path) -> None:
     )
 
 
-def _check(popgate: Call, kind: str, file: Path, expected: Any) -> None:
+def test_estimators_of_xgboost(popgate: Call, tmp_path: Path) -> None:
+    """With named columns, one of categories, and rounds after the best one."""
+    xgboost = pytest.importorskip("xgboost", reason="xgboost is not installed")
+    pd = pytest.importorskip("pandas", reason="pandas is not installed")
+    kinds = pd.Categorical.from_codes(KINDS, ["a", "b"])
+    frame = pd.DataFrame({"the length": ROWS[:, 0], "kind": kinds})
+    noise, some = RNG.random(60), frame[:20]
+    model = xgboost.XGBRegressor(
+        n_estimators=50, early_stopping_rounds=3, enable_categorical=True
+    )
+    model.fit(some, noise[:20], eval_set=[(frame[20:], noise[20:])], verbose=False)
+    assert model.best_iteration + 1 < model.get_booster().num_boosted_rounds()
+    model.save_model(tmp_path / "m.json")
+    rows = np.column_stack([ROWS[:5, 0], KINDS[:5]])
+    _check(popgate, "xgboost", tmp_path / "m.json", model.predict(frame[:5]), rows)
+
+
+def _check(
+    popgate: Call, kind: str, file: Path, expected: Any, rows: Any = ROWS[:5]
+) -> None:
     root = file.parent / "models"
     pack(popgate, kind, file, root / "m")
     with serve(root) as gateway:
-        found = gateway.infer("m", x=ROWS[:5].tolist())["output"]
+        found = gateway.infer("m", x=rows.tolist())["output"]
         assert np.allclose(found, np.ravel(expected), atol=1e-6)
 
 

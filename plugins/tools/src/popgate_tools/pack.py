@@ -22,12 +22,16 @@ def xgboost(file: Path) -> Packed:
     xgb = library("xgboost")
     model = xgb.Booster(model_file=str(file))
     columns = model.num_features()
-    sample = _row(columns)
-    found = model.predict(xgb.DMatrix(sample))
+    # The columns of a matrix have no names, as those of a DataFrame had.
+    found = model.predict(xgb.DMatrix(_row(columns)), validate_features=False)
+    # An estimator of scikit-learn uses the rounds up to the best one.
+    best = model.attr("best_iteration") if model.attr("scikit_learn") else None
+    rounds = f", iteration_range=(0, {int(best) + 1})" if best else ""
+    given = f"xgboost.DMatrix({X}), validate_features=False{rounds}"
     return Packed(
         "import xgboost",
         "self.model = xgboost.Booster(model_file=str(file))",
-        f'return {{"output": self.model.predict(xgboost.DMatrix({X}))}}',
+        f'return {{"output": self.model.predict({given})}}',
         {X: f"FP32[-1,{columns}]"},
         {"output": _of_rows(found, "FP32")},
         ("xgboost",),
