@@ -15,6 +15,7 @@ from app.assembly import gateway_of
 from app.codec.compression import CompressResponses
 from app.gateway import Gateway
 from app.http.access import Access, Trust
+from app.http.application import FrontOptions
 from app.http.front import InferFront
 from app.http.handlers import AllowedMethods, install_error_handlers
 from app.http.proxies import TrustedProxies
@@ -54,19 +55,21 @@ def create_app(
     front = InferFront(
         api,
         service,
-        operations=(*(operation for one in added for operation in one.operations),),
-        naming=[operation for one in added for operation in one.naming],
-        base_path=settings.base_path,
-        access=Access(
-            settings.restrictions,
-            gateway.keys,
-            Trust.LOOPBACK if settings.trust_loopback else Trust.NOBODY,
-            access_groups(added),
+        FrontOptions(
+            operations=(*(operation for one in added for operation in one.operations),),
+            naming=[operation for one in added for operation in one.naming],
+            base_path=settings.base_path,
+            access=Access(
+                settings.restrictions,
+                gateway.keys,
+                Trust.LOOPBACK if settings.trust_loopback else Trust.NOBODY,
+                access_groups(added),
+            ),
+            origins=settings.allow_origin,
+            proxies=TrustedProxies(settings.trusted_proxy),
+            methods_of=lambda path: allowed.of(path) or routes.methods(path),
+            compress_responses=CompressResponses(settings.compress_responses),
         ),
-        origins=settings.allow_origin,
-        proxies=TrustedProxies(settings.trusted_proxy),
-        methods_of=lambda path: allowed.of(path) or routes.methods(path),
-        compress_responses=CompressResponses(settings.compress_responses),
     )
     api.state.front = front
     return front

@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from app.config.keys import Group
 from app.config.restrictions import group_of
 from app.gateway import Gateway
-from app.http.front import NamingOperation, Operation
+from app.http.application import NamingOperation, Operation
 from app.http.handlers import NothingHere
 from app.plugins import ROUTES, plugins
 from app.settings import Settings

@@ -3,39 +3,75 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from app.codec.compression import Coding, CompressResponses, ResponseCodings
 from app.http.access import Access
 from app.http.asgi import Receive, Scope, Send
 from app.http.proxies import TrustedProxies
+from app.serving.forms import Form
+from app.serving.naming_form import NamingForm
 from app.serving.service import Service
 from app.serving.table import ModelEntry
 
 
-class Application(ABC):
-    """An ASGI application, and its rules for requests of any kind.
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Another form of inference: POST on a model's path with `suffix` behind it, below
+    `prefix`.
 
-    `access` decides what each client may do. All paths begin with `base_path`. Pages of
-    `origins` may read answers.
+    `form` is called for each request. If `in_events` is true, every response is an
+    event.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        access: Access | None = None,
-        base_path: str = "",
-        origins: Sequence[str] = (),
-        proxies: TrustedProxies | None = None,
-        compress_responses: CompressResponses = CompressResponses.ASKED,
-    ) -> None:
+    prefix: str
+    suffix: str
+    form: Callable[[], Form]
+    in_events: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NamingOperation:
+    """Another form of inference: POST on one path, with a body that names the model.
+
+    If `by_workers` is false, HTTP workers, which may run only some of the models, leave
+    the request to the supervisor.
+    """
+
+    path: str
+    form: Callable[[], NamingForm]
+    by_workers: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontOptions:
+    """Options of a front. `access` decides what each client may do. All paths begin
+    with `base_path`. Pages of `origins` may read answers. `methods_of` returns the
+    methods of a path.
+    """
+
+    operations: Sequence[Operation] = ()
+    naming: Sequence[NamingOperation] = ()
+    access: Access = field(default_factory=Access)
+    base_path: str = ""
+    origins: Sequence[str] = ()
+    proxies: TrustedProxies = field(default_factory=TrustedProxies)
+    compress_responses: CompressResponses = CompressResponses.ASKED
+    methods_of: Callable[[str], set[str]] = lambda path: set()
+
+
+class Application(ABC):
+    """An ASGI application, and its rules for requests of any kind."""
+
+    def __init__(self, service: Service, options: FrontOptions) -> None:
         self.service = service
-        self.access = access or Access()
-        self.base_path = base_path.encode()
-        self.origins = frozenset(origin.encode() for origin in origins)
-        self.proxies = proxies or TrustedProxies()
-        self.compress_responses = compress_responses
-        self._codings = ResponseCodings(compress_responses)
+        self.options = options
+        self.access = options.access
+        self.base_path = options.base_path.encode()
+        self.origins = frozenset(origin.encode() for origin in options.origins)
+        self.proxies = options.proxies
+        self._codings = ResponseCodings(options.compress_responses)
         #: The paths of inference that can be answered without ASGI.
         self.short: dict[str, ModelEntry] = service.models.paths
 

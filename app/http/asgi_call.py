@@ -136,7 +136,7 @@ class NamingCall(AsgiCall):
         check: Callable[[str], object],
     ) -> None:
         super().__init__(service, "", headers, receive, form)
-        self._naming = form
+        self.naming = form
         self._check = check
         self._locating: asyncio.Task[None] | None = None
 
@@ -145,7 +145,7 @@ class NamingCall(AsgiCall):
             self._locating = asyncio.create_task(self._locate())
             return
         try:
-            self._find(self._naming.target(self.body, self.service.models))
+            self._find(self.naming.target(self.body, self.service.models))
         except Exception as error:
             self.fail(error)
             return
@@ -162,7 +162,7 @@ class NamingCall(AsgiCall):
                 self.count_body(sum(map(len, self.body)))
                 self.headers = plain = {**headers}
                 del plain[b"content-encoding"]
-            find = partial(self._naming.target, self.body, service.models)
+            find = partial(self.naming.target, self.body, service.models)
             path = await service.read(find, latest, sum(map(len, self.body)))
             if self.response_complete:
                 return

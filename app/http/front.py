@@ -11,12 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from typing import Protocol
 
-from app.codec.compression import CompressResponses, compress
+from app.codec.compression import compress
 from app.codec.media import is_json_only, media_type_of
 from app.codec.messages import Body, Response
 from app.codec.model import ALL_AT_ONCE
@@ -29,9 +28,8 @@ from app.errors import (
     UnsupportedMediaType,
     larger_than_allowed,
 )
-from app.http.access import Access
 from app.http.answer_watch import ANSWERED_BY, AnswerWatch
-from app.http.application import Application
+from app.http.application import Application, FrontOptions, Operation
 from app.http.asgi import (
     CONNECTION,
     HOLDER,
@@ -58,11 +56,8 @@ from app.http.asgi_call import (
 )
 from app.http.floods import READ
 from app.http.origins import AnyMethod, for_origins, with_free_methods
-from app.http.proxies import TrustedProxies
 from app.http.request_log import KEY, RequestLog
-from app.serving.forms import ErrorForm, Form, TypedForm
-from app.serving.keys import Key
-from app.serving.naming_form import NamingForm
+from app.serving.forms import ErrorForm, TypedForm
 from app.serving.route_form import RouteForm
 from app.serving.route_table import FoundRoutes
 from app.serving.service import Service
@@ -87,34 +82,6 @@ class ThrottledConnection(Protocol):
     def drop_rest(self, refusals: float) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """Another form of inference: POST on a model's path with `suffix` behind it, below
-    `prefix`.
-
-    `form` is called for each request. If `in_events` is true, every response is an
-    event.
-    """
-
-    prefix: str
-    suffix: str
-    form: Callable[[], Form]
-    in_events: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class NamingOperation:
-    """Another form of inference: POST on one path, with a body that names the model.
-
-    If `by_workers` is false, HTTP workers, which may run only some of the models, leave
-    the request to the supervisor.
-    """
-
-    path: str
-    form: Callable[[], NamingForm]
-    by_workers: bool = True
-
-
 class BodyRefused(Exception):
     """The body is too long, or of a type that its form does not read.
 
@@ -137,29 +104,16 @@ class InferFront(Application):
     """
 
     def __init__(
-        self,
-        fallback: ASGIApp,
-        service: Service,
-        *,
-        operations: Sequence[Operation] = (),
-        naming: Sequence[NamingOperation] = (),
-        compress_responses: CompressResponses = CompressResponses.ASKED,
-        base_path: str = "",
-        access: Access | None = None,
-        origins: Sequence[str] = (),
-        methods_of: Callable[[str], set[str]] = lambda path: set(),
-        proxies: TrustedProxies | None = None,
+        self, fallback: ASGIApp, service: Service, options: FrontOptions | None = None
     ) -> None:
-        super().__init__(
-            service, access, base_path, origins, proxies, compress_responses
-        )
+        super().__init__(service, options or FrontOptions())
         self.fallback = fallback
-        self.operations = operations
-        self.naming = {operation.path: operation for operation in naming}
-        self.methods_of = methods_of
-        self._any_method = AnyMethod(self._serve, methods_of)
+        self.naming = {operation.path: operation for operation in self.options.naming}
+        self._any_method = AnyMethod(self._serve, self.options.methods_of)
         #: Answers requests of web pages, which browsers send with an Origin.
-        self._for_pages = for_origins(self._any_method, origins) if origins else None
+        self._for_pages: ASGIApp | None = None
+        if self.options.origins:
+            self._for_pages = for_origins(self._any_method, self.options.origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -215,80 +169,74 @@ class InferFront(Application):
         if key is not None:
             scope[KEY].key = key.config.name
             scope[HOLDER] = key
-        if routes is not None:
-            await self._run_route(routes, path, key, scope, receive, send)
+        try:
+            if routes is not None:
+                call: AsgiCall | None = self._route_call(routes, path, scope, receive)
+            elif is_post:
+                call = self._call_to(path, operation, target, scope, receive)
+            else:
+                call = None
+        except RequestError as error:
+            refusal = ErrorResponse.of(error, close=routes is not None)
+            await send_error(send, refusal)
             return
-        if not is_post:
+        if call is None:
             await self.fallback(scope, receive, send)
             return
-        if path in models.paths or models.offers(path) or models.is_to_come(path):
-            kind = EventCall if wants_events(headers) else AsgiCall
-            call = kind(self.service, path, headers, receive)
-            call.key = key
-            await self._run(call, scope, receive, send)
-            return
-        missing = models.missing(path)
-        if missing is not None:
-            await send_error(send, ErrorResponse.of(missing))
-            return
-        naming = self.naming.get(path)
-        if naming is not None:
-            await self._run_named(naming.form(), key, scope, receive, send)
-            return
-        if operation is None:
-            await self.fallback(scope, receive, send)
-            return
-        kind = EventCall if operation.in_events else AsgiCall
-        call = kind(self.service, target, headers, receive, operation.form())
         call.key = key
         await self._run(call, scope, receive, send)
 
-    async def _run_route(
-        self,
-        routes: FoundRoutes,
-        path: str,
-        key: Key | None,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        """Run a request to a model's own route."""
+    def _route_call(
+        self, routes: FoundRoutes, path: str, scope: Scope, receive: Receive
+    ) -> AsgiCall:
+        """Return the call to a model's own route. Raises `HttpError` (405)."""
         method: str = scope["method"]
         if method not in routes.methods:
             allowed = with_free_methods(set(routes.methods))
             msg = f"Method Not Allowed: {path} does not take {method}"
             lines = ((b"allow", allowed.encode()),)
-            error = HttpError(405, msg, "method_not_allowed", lines)
-            await send_error(send, ErrorResponse.of(error, close=True))
-            return
-        models, client = self.service.models, scope[KEY].client
-        form = RouteForm(scope, path, client, has_keys=models.has_keys)
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        call = RouteCall(self.service, infer_path(routes.model), headers, receive, form)
-        call.method, call.key = method, key
-        await self._run(call, scope, receive, send)
+            raise HttpError(405, msg, "method_not_allowed", lines)
+        client, has_keys = scope[KEY].client, self.service.models.has_keys
+        form = RouteForm(scope, path, client, has_keys=has_keys)
+        headers, target = dict(scope["headers"]), infer_path(routes.model)
+        call = RouteCall(self.service, target, headers, receive, form)
+        call.method = method
+        return call
 
-    async def _run_named(
+    def _call_to(
         self,
-        form: NamingForm,
-        key: Key | None,
+        path: str,
+        operation: Operation | None,
+        target: str,
         scope: Scope,
         receive: Receive,
-        send: Send,
-    ) -> None:
-        """Run inference with a body that names the model. `key` admitted it."""
+    ) -> AsgiCall | None:
+        """Return the inference that a POST to `path` requests; None if it requests
+        none. Raises the error of a missing model.
+        """
+        service, models = self.service, self.service.models
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        check = partial(self._check_model, scope, headers)
-        call = NamingCall(self.service, headers, receive, form, check)
-        call.key = key
-        await self._run(call, scope, receive, send)
+        if path in models.paths or models.offers(path) or models.is_to_come(path):
+            kind = EventCall if wants_events(headers) else AsgiCall
+            return kind(service, path, headers, receive)
+        missing = models.missing(path)
+        if missing is not None:
+            raise missing
+        naming = self.naming.get(path)
+        if naming is not None:
+            check = partial(self._check_model, scope, headers)
+            return NamingCall(service, headers, receive, naming.form(), check)
+        if operation is None:
+            return None
+        kind = EventCall if operation.in_events else AsgiCall
+        return kind(service, target, headers, receive, operation.form())
 
     def _operation(self, path: str) -> tuple[Operation | None, str]:
         """Return the operation at `path`, and the infer path of its model.
 
         The result is None and `path` if there is no operation.
         """
-        for operation in self.operations:
+        for operation in self.options.operations:
             target = infer_path_of(path, operation.prefix, operation.suffix)
             if target:
                 return operation, target
@@ -346,14 +294,11 @@ class InferFront(Application):
             if isinstance(call.form, TypedForm):
                 call.form.check_type(media_type_of(call.headers.get(b"content-type")))
             return await self._read_body(call.headers, receive, call.share)
-        except UnsupportedMediaType as error:
-            await _refuse_body(scope, receive, send, BodyRefused(error), call.form)
         except BodyRefused as refused:
             await _refuse_body(scope, receive, send, refused, call.form)
-        except TransferMemoryFull as full:
-            size = call.share.size
+        except (UnsupportedMediaType, TransferMemoryFull) as error:
+            why = BodyRefused(error, size=call.share.size)
             call.share.give_back()
-            why = BodyRefused(full, size=size)
             await _refuse_body(scope, receive, send, why, call.form)
         except InvalidRequest as error:
             answer = ErrorResponse.of(error, close=True)

@@ -13,8 +13,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from app.http.front import InferFront
-from app.http.management_socket import ManagementFront
-from app.http.metrics_port import MetricsFront
+from app.http.side_fronts import ManagementFront, MetricsFront
 from app.http.sockets import UNSENT, ListenError, listen_tcp, listen_unix
 from app.settings import Settings
 

@@ -1,6 +1,6 @@
 """Whole servers: starting, losing their device, waiting for one, ending.
 
-Covers: app/http/metrics_port.py.
+Covers: app/http/side_fronts.py.
 """
 
 from __future__ import annotations

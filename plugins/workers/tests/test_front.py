@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.codec import InferRequest, ModelCodec
-from app.codec.compression import CompressResponses
 from app.codec.messages import Body, Response, json_response
 from app.config.keys import digest_of
 from app.http.access import Access
+from app.http.application import FrontOptions, Operation
 from app.http.asgi import NAMES, Message, Receive, Scope, Send
-from app.http.front import Operation
 from app.limits import DEFAULT_LIMITS
 from app.observe.journal import Journal
 from app.observe.log import LogControl
@@ -96,11 +95,10 @@ class Supervised:
             self.worker,
             self,  # type: ignore[arg-type]
             Service(self.worker.table),
-            Access(keys=self.worker.keys),
-            operations=[Operation("/v1/models/", ":predict", OnesForm)],
-            compress_responses=CompressResponses.ASKED,
-            base_path="",
-            origins=(),
+            FrontOptions(
+                access=Access(keys=self.worker.keys),
+                operations=[Operation("/v1/models/", ":predict", OnesForm)],
+            ),
         )
         self._device, self._runner = device, runner
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from app.api.delegation import ERROR_RESPONSES, declare
 from app.api.plugin_routes import PluginRoutes
-from app.http.front import Operation
+from app.http.application import Operation
 from app.settings import Settings
 from popgate_kserve.form import KServePredictForm
 from popgate_kserve.schemas import PredictRequest, PredictResponse

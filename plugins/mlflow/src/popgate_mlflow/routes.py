@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.api.delegation import ERROR_RESPONSES, declare, to_front
 from app.api.plugin_routes import PluginRoutes
-from app.http.front import NamingOperation, Operation
+from app.http.application import NamingOperation, Operation
 from app.settings import Settings
 from popgate_mlflow.form import InvocationsForm
 from popgate_mlflow.schemas import InvocationsRequest, InvocationsResponse

@@ -13,7 +13,7 @@ from app.api.dependencies import GatewayOf, ViewerOf, find_model
 from app.api.plugin_routes import PluginRoutes
 from app.errors import UnknownModel
 from app.gateway import Gateway
-from app.http.front import NamingOperation, Operation
+from app.http.application import NamingOperation, Operation
 from app.settings import Settings
 from app.spec import ModelSpec
 from popgate_text import openai, tei

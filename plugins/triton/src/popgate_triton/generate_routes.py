@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from app.api.delegation import ERROR_RESPONSES, declare
-from app.http.front import Operation
+from app.http.application import Operation
 from popgate_triton.generate import GenerateForm
 from popgate_triton.schemas import GenerateResponse
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from app.codec.compression import CompressResponses
 from app.codec.messages import Body
 from app.codec.model import DECODED_AT_ONCE
 from app.errors import RequestError
-from app.http.access import Access
 from app.http.answer_watch import AnswerWatch
+from app.http.application import FrontOptions
 from app.http.asgi import NAMES, Message, Receive, Scope, Send
-from app.http.front import InferFront, NamingOperation, Operation
-from app.http.proxies import TrustedProxies
+from app.http.asgi_call import AsgiCall, NamingCall
+from app.http.front import InferFront
 from app.http.request_log import KEY
 from app.observe.request_ids import HEADER
-from app.serving.keys import Key, given_key
-from app.serving.naming_form import NamingForm
+from app.serving.keys import given_key
 from app.serving.service import Service
 from app.serving.table import infer_path_of
 from popgate_workers.relay import Relay
@@ -34,30 +30,9 @@ class WorkerFront(InferFront):
     """
 
     def __init__(
-        self,
-        worker: Worker,
-        relay: Relay,
-        service: Service,
-        access: Access,
-        *,
-        operations: Sequence[Operation],
-        naming: Sequence[NamingOperation] = (),
-        compress_responses: CompressResponses,
-        base_path: str,
-        origins: Sequence[str],
-        proxies: TrustedProxies | None = None,
+        self, worker: Worker, relay: Relay, service: Service, options: FrontOptions
     ) -> None:
-        super().__init__(
-            relay,
-            service,
-            operations=operations,
-            naming=naming,
-            compress_responses=compress_responses,
-            base_path=base_path,
-            access=access,
-            origins=origins,
-            proxies=proxies,
-        )
+        super().__init__(relay, service, options)
         self._worker = worker
         self._relay = relay
         self.short = worker.paths.short
@@ -102,7 +77,7 @@ class WorkerFront(InferFront):
         if root and path.startswith(root):
             path = path[len(root) :]
         paths = self._worker.paths.usable
-        of = (infer_path_of(path, o.prefix, o.suffix) for o in self.operations)
+        of = (infer_path_of(path, o.prefix, o.suffix) for o in self.options.operations)
         found = next((target for target in (path, *of) if target in paths), "")
         return "" if found and self._is_counted(scope) else found
 
@@ -136,15 +111,15 @@ class WorkerFront(InferFront):
             and not self._is_counted(scope)
         )
 
-    async def _run_named(
-        self,
-        form: NamingForm,
-        key: Key | None,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
+    async def _run(
+        self, call: AsgiCall, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Run the request if this worker runs the model in its body, else relay it."""
+        """Run the request. If its body names the model, relay the request unless this
+        worker runs that model.
+        """
+        if not isinstance(call, NamingCall):
+            await super()._run(call, scope, receive, send)
+            return
         came: list[Message] = []
         body: Body = []
         while not came or came[-1].get("more_body", False):
@@ -160,7 +135,7 @@ class WorkerFront(InferFront):
             return await receive()
 
         try:
-            target = form.target(body, self.service.models)
+            target = call.naming.target(body, self.service.models)
         except RequestError:
             target = ""  # the supervisor reports the error
         if target not in self._worker.paths.usable:
@@ -169,7 +144,7 @@ class WorkerFront(InferFront):
         local, mark = self._worker.paths.local, object()
         local[mark] = target
         try:
-            await super()._run_named(form, key, scope, receive_again, send)
+            await super()._run(call, scope, receive_again, send)
         finally:
             del local[mark]
 

@@ -19,6 +19,7 @@ from typing import Any
 from app.api.plugin_routes import access_groups, plugin_routes
 from app.codec.compression import CompressResponses
 from app.http.access import Access
+from app.http.application import FrontOptions
 from app.http.open_connections import OpenConnections
 from app.http.proxies import TrustedProxies
 from app.http.server import GatewayServer
@@ -167,13 +168,17 @@ def _server(
             journal=journal,
             answers=answers,
         ),
-        Access(settings.restrictions, worker.keys, groups=access_groups(added)),
-        operations=(*(operation for one in added for operation in one.operations),),
-        naming=[op for one in added for op in one.naming if op.by_workers],
-        compress_responses=CompressResponses(settings.compress_responses),
-        base_path=settings.base_path,
-        origins=settings.allow_origin,
-        proxies=TrustedProxies(settings.trusted_proxy),
+        FrontOptions(
+            access=Access(
+                settings.restrictions, worker.keys, groups=access_groups(added)
+            ),
+            operations=(*(operation for one in added for operation in one.operations),),
+            naming=[op for one in added for op in one.naming if op.by_workers],
+            compress_responses=CompressResponses(settings.compress_responses),
+            base_path=settings.base_path,
+            origins=settings.allow_origin,
+            proxies=TrustedProxies(settings.trusted_proxy),
+        ),
     )
     return WorkerServer(
         front,

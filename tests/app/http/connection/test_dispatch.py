@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from app.errors import HttpError
+from app.http.application import FrontOptions
 from app.http.asgi import BARE, BASE, CONNECTION, NAMES
 from app.http.connection.dispatch import Dispatch, check_extra
 from app.http.connection.ends import Ends
@@ -112,7 +113,7 @@ def test_a_scope_has_what_asgi_asks_for() -> None:
     ],
 )
 def test_the_base_path_is_taken_off(url: bytes, found: tuple[bytes, str, bool]) -> None:
-    behind = InferFront(teapot, Service(ModelTable()), base_path="/b")
+    behind = InferFront(teapot, Service(ModelTable()), FrontOptions(base_path="/b"))
     assert Dispatch(behind).target(url) == found
     assert Dispatch(front(Doubler())).target(url) == (url, "", False)
 
