@@ -72,22 +72,25 @@ def render_families(
 ) -> Iterator[str]:
     """Yield the text of simple metrics, one family at a time."""
     for family in families:
-        lines = family_head(family.name, family.kind, family.text, openmetrics)
-        lines += [
-            f"{family.name}{format_labels(labels)} {format_value(value)}"
+        name = family.name
+        samples = [
+            f"{name}{format_labels(labels)} {format_value(value)}"
             for labels, value in family.samples
         ]
-        yield "\n".join(lines) + "\n"
+        yield family_text(name, family.kind, family.text, samples, openmetrics)
 
 
-def family_head(name: str, kind: str, text: str, openmetrics: bool) -> list[str]:
-    """Return the lines that describe a metric."""
+def family_text(
+    name: str, kind: str, text: str, samples: Iterable[str], openmetrics: bool
+) -> str:
+    """Return the lines of a metric: two that describe it, and its samples."""
     if openmetrics and kind == "counter":
         if name.endswith("_total"):
             name = name.removesuffix("_total")
         else:
             kind = "unknown"
-    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+    head = f"# HELP {name} {text}", f"# TYPE {name} {kind}"
+    return "\n".join([*head, *samples]) + "\n"
 
 
 _COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics], int]], ...] = (
@@ -157,9 +160,8 @@ def render_models(
     def family(
         name: str, kind: str, text: str, value: Callable[[ModelMetrics], object]
     ) -> str:
-        lines = family_head(name, kind, text, is_open)
-        lines += [f"{name}{{{labels}}} {value(m)}" for m, labels in labelled]
-        return "\n".join(lines) + "\n"
+        lines = [f"{name}{{{labels}}} {value(m)}" for m, labels in labelled]
+        return family_text(name, kind, text, lines, is_open)
 
     for suffix, text, value in _COUNTERS:
         yield family("nv_inference_" + suffix, "counter", text, value)
@@ -181,16 +183,16 @@ def render_models(
     answered = [(m, labels) for m, labels in labelled if m.successes]
     name = "popgate_batch_rows"
     text = "Rows in the batches that the model has run"
-    lines = family_head(name, "histogram", text, is_open)
+    lines: list[str] = []
     for m, labels in answered:
         lines += _batch_lines(name, labels, m.batches)
-    yield "\n".join(lines) + "\n"
+    yield family_text(name, "histogram", text, lines, is_open)
     for name, text, histogram in _HISTOGRAMS:
-        lines = family_head(name, "histogram", text, is_open)
+        lines = []
         for m, labels in answered:
             shown = {} if exemplars is None else exemplars(m, name)
             lines += _histogram_lines(name, labels, histogram(m), shown)
-        yield "\n".join(lines) + "\n"
+        yield family_text(name, "histogram", text, lines, is_open)
     tokenized = [(m, labels) for m, labels in labelled if m.tokens.tokens]
     if tokenized:
         yield from _tokens(tokenized, is_open)
@@ -201,12 +203,11 @@ def _tokens(
 ) -> Iterator[str]:
     """Yield the families of models that have tokenized something."""
     for name, text, value in _TOKEN_COUNTERS:
-        lines = family_head(name, "counter", text, is_open)
-        lines += [f"{name}{{{labels}}} {value(m)}" for m, labels in labelled]
-        yield "\n".join(lines) + "\n"
+        lines = [f"{name}{{{labels}}} {value(m)}" for m, labels in labelled]
+        yield family_text(name, "counter", text, lines, is_open)
     name = "popgate_batch_tokens"
     text = "Tokens of the batches that the model has run, padding included"
-    lines = family_head(name, "histogram", text, is_open)
+    lines = []
     for m, labels in labelled:
         found = m.tokens
         total = 0.0
@@ -215,33 +216,30 @@ def _tokens(
             lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {int(total + 0.5)}')
         lines.append(f"{name}_sum{{{labels}}} {found.padded}")
         lines.append(f"{name}_count{{{labels}}} {int(total + 0.5)}")
-    yield "\n".join(lines) + "\n"
+    yield family_text(name, "histogram", text, lines, is_open)
     name = "popgate_tokenizing_duration_seconds"
     text = "Time of tokenizing the texts of one request, successful requests"
-    lines = family_head(name, "histogram", text, is_open)
+    lines = []
     for m, labels in labelled:
         lines += _histogram_lines(name, labels, m.tokens.tokenizing, {})
-    yield "\n".join(lines) + "\n"
+    yield family_text(name, "histogram", text, lines, is_open)
 
 
 def _failed(labelled: Iterable[tuple[ModelMetrics, str]], is_open: bool) -> str:
     name = "popgate_failed_request_duration_seconds"
     text = "Time from the complete request to its failure, by outcome"
-    lines = family_head(name, "histogram", text, is_open)
+    lines: list[str] = []
     for m, labels in labelled:
         for outcome, histogram in m.failed.items():
             if histogram.count:
                 more = f'{labels},outcome="{outcome.value}"'
                 lines += _histogram_lines(name, more, histogram, {})
-    return "\n".join(lines) + "\n"
+    return family_text(name, "histogram", text, lines, is_open)
 
 
 def _failures(models: Iterable[ModelMetrics], is_open: bool) -> str:
-    name = "nv_inference_request_failure"
-    lines = family_head(
-        name, "counter", "Failed inference requests, by reason", is_open
-    )
-    lines += [
+    name, text = "nv_inference_request_failure", "Failed inference requests, by reason"
+    lines = [
         # Labels are in alphabetical order everywhere, because some readers compare
         # text.
         f'{name}{{model="{escape_label(m.name)}",reason="{reason.value}",'
@@ -249,7 +247,7 @@ def _failures(models: Iterable[ModelMetrics], is_open: bool) -> str:
         for m in models
         for reason, count in m.failures.items()
     ]
-    return "\n".join(lines) + "\n"
+    return family_text(name, "counter", text, lines, is_open)
 
 
 def _batch_lines(

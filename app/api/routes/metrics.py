@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import resource
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,7 +15,8 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from app.about import VERSION
 from app.api.dependencies import GatewayOf
-from app.api.server_metrics import server_families
+from app.api.server_metrics import counter, gauge, server_families, singles
+from app.codec.media import media_type_of, quality_of
 from app.gateway import Gateway
 from app.observe.exemplars import JournalExemplars
 from app.observe.exposition import (
@@ -29,14 +29,13 @@ from app.observe.exposition import (
 )
 from app.observe.machine import memory
 from app.observe.metrics import ModelMetrics
+from app.observe.processes import use_of
 from app.repository.devices import DeviceSummary
 from app.repository.model_life import State
 from app.serving.stateful import StatefulScheduler
 from engine import DeviceState, ModelRunner
 
 router = APIRouter(tags=["metrics"])
-
-_PAGE = resource.getpagesize()
 
 #: The states that are counted: the protocol's, and one for models that are not in
 #: memory.
@@ -68,12 +67,11 @@ async def metrics(
 
 
 def _wants_openmetrics(accept: str) -> bool:
-    for kind in accept.lower().split(","):
-        name, *parameters = (word.strip() for word in kind.split(";"))
-        refused = any(re.fullmatch(r"q=0(\.0*)?", word) for word in parameters)
-        if name == "application/openmetrics-text" and not refused:
-            return True
-    return False
+    kinds = accept.encode("latin-1", "replace").split(b",")
+    return any(
+        media_type_of(kind) == b"application/openmetrics-text" and quality_of(kind) > 0
+        for kind in kinds
+    )
 
 
 async def _render(gateway: Gateway, is_open: bool) -> AsyncIterator[str]:
@@ -115,21 +113,18 @@ def _families(gateway: Gateway) -> Iterator[Family]:
     yield from _devices(gateway)
     yield from _repository(gateway)
     yield from _workers(gateway)
-    yield Family("popgate_info", "gauge", "Version", [({"version": VERSION}, 1)])
+    yield gauge("popgate_info", "Version", [({"version": VERSION}, 1)])
     yield from server_families(gateway)
     yield from _machine(gateway)
     yield from _process(gateway)
 
 
 def _answers(gateway: Gateway) -> Family:
-    return Family(
+    answers = sorted(gateway.metrics.all_answers().items())
+    return counter(
         "popgate_http_responses_total",
-        "counter",
         "Answers written to clients, by route, status, error code and key",
-        [
-            (_answer_labels(*labels), count)
-            for labels, count in sorted(gateway.metrics.all_answers().items())
-        ],
+        [(_answer_labels(*labels), count) for labels, count in answers],
     )
 
 
@@ -164,18 +159,13 @@ def _devices(gateway: Gateway) -> Iterator[Family]:
 
 def _repository(gateway: Gateway) -> Iterator[Family]:
     records, budget = gateway.records, gateway.budget
-    yield Family(
+    yield gauge(
         "popgate_models",
-        "gauge",
         "Models of the repository by state",
-        [
-            ({"state": label}, len(records.names_in(*states)))
-            for label, states in _STATES.items()
-        ],
+        [({"state": s}, len(records.names_in(*all_))) for s, all_ in _STATES.items()],
     )
-    yield Family(
+    yield gauge(
         "popgate_model_bytes",
-        "gauge",
         "Memory of a loaded model, as --model-memory counts it",
         [
             ({"model": record.name, "version": str(number)}, loaded.memory)
@@ -183,68 +173,58 @@ def _repository(gateway: Gateway) -> Iterator[Family]:
             for number, loaded in sorted(record.serving.items())
         ],
     )
-    for name, text, value in (
-        ("popgate_model_memory_bytes",
+    yield from singles(
+        ("popgate_model_memory_bytes", "gauge",
          "Memory of all loaded models, as --model-memory counts it",
          budget.used),
-        ("popgate_model_memory_limit_bytes",
+        ("popgate_model_memory_limit_bytes", "gauge",
          "Memory limit for all models together (--model-memory); 0 without a limit",
          budget.limit),
-        ("popgate_ready", "1 if the readiness check succeeds",
+        ("popgate_ready", "gauge", "1 if the readiness check succeeds",
          gateway.readiness().ready),
-        ("popgate_certificate_expiry_timestamp_seconds",
-         "Expiry of the server's certificate", gateway.certificate_expires()),
-    ):  # fmt: skip
-        if value is not None:
-            yield Family(name, "gauge", text, [({}, value)])
+    )  # fmt: skip
+    if (expires := gateway.certificate_expires()) is not None:
+        name = "popgate_certificate_expiry_timestamp_seconds"
+        yield gauge(name, "Expiry of the server's certificate", [({}, expires)])
 
 
 def _workers(gateway: Gateway) -> Iterator[Family]:
-    workers = gateway.others.states()
-    if not workers:
-        return
-    yield Family(
-        "popgate_worker_up",
-        "gauge",
-        "1 if the process that accepts connections runs",
-        [({"worker": str(w.number)}, w.pid > 0) for w in workers],
-    )
-    yield Family(
-        "popgate_worker_restarts_total",
-        "counter",
-        "Restarts of the process after it was lost",
-        [({"worker": str(w.number)}, w.restarts) for w in workers],
-    )
+    if workers := gateway.others.states():
+        yield gauge(
+            "popgate_worker_up",
+            "1 if the process that accepts connections runs",
+            [({"worker": str(w.number)}, w.pid > 0) for w in workers],
+        )
+        yield counter(
+            "popgate_worker_restarts_total",
+            "Restarts of the process after it was lost",
+            [({"worker": str(w.number)}, w.restarts) for w in workers],
+        )
 
 
 def _machine(gateway: Gateway) -> Iterator[Family]:
     """Yield the machine, under the names that dashboards for Triton have."""
     total, used = memory()
-    for name, text, value in (
-        ("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]",
+    return singles(
+        ("nv_cpu_utilization", "gauge", "CPU utilization rate [0.0 - 1.0]",
          gateway.processors.utilization()),
-        ("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", total),
-        ("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", used),
-    ):  # fmt: skip
-        yield Family(name, "gauge", text, [({}, value)])
+        ("nv_cpu_memory_total_bytes", "gauge", "CPU total memory (RAM), in bytes",
+         total),
+        ("nv_cpu_memory_used_bytes", "gauge", "CPU used memory (RAM), in bytes", used),
+    )  # fmt: skip
 
 
 def _process(gateway: Gateway) -> Iterator[Family]:
     """Yield the gateway's own process, under the names of Prometheus' clients."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    for name, kind, text, value in (
+    usage, own = resource.getrusage(resource.RUSAGE_SELF), use_of(os.getpid())
+    return singles(
         ("process_start_time_seconds", "gauge", "Start time since 1970",
          gateway.started_at),
         ("process_cpu_seconds_total", "counter", "User and system CPU time",
          usage.ru_utime + usage.ru_stime),
-        ("process_resident_memory_bytes", "gauge", "Resident memory", _resident()),
+        ("process_resident_memory_bytes", "gauge", "Resident memory",
+         0 if own is None else own.resident),
         ("process_open_fds", "gauge", "Open file descriptors",
          len(os.listdir("/proc/self/fd"))),
         ("process_threads", "gauge", "Threads", threading.active_count()),
-    ):  # fmt: skip
-        yield Family(name, kind, text, [({}, value)])
-
-
-def _resident() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * _PAGE
+    )  # fmt: skip

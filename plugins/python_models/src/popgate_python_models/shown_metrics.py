@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from app.observe.exposition import family_head, format_labels
+from app.observe.exposition import family_text, format_labels
 from popgate_python_messages.call_messages import MetricTold
 
 logger = logging.getLogger("app.observe.own_metrics")
@@ -122,10 +122,10 @@ class ShownMetrics:
             text = family.text.replace("\\", r"\\").replace("\n", r"\n")
             if openmetrics:
                 text = text.replace('"', r"\"")
-            lines = family_head(name, family.kind, text, openmetrics)
+            lines: list[str] = []
             for labels, series in family.series.items():
                 lines += _lines(name, labels, series)
-            yield "\n".join(lines) + "\n"
+            yield family_text(name, family.kind, text, lines, openmetrics)
 
     def __repr__(self) -> str:
         return f"<ShownMetrics {len(self._families)} families>"
