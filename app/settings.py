@@ -10,6 +10,7 @@ import ipaddress
 import math
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -20,7 +21,6 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationInfo,
-    field_validator,
     model_validator,
 )
 from pydantic_settings import (
@@ -82,18 +82,83 @@ def parse_names(value: object) -> object:
     return tuple(name for name in names if name)
 
 
-def check_profile(value: str | None) -> str | None:
-    """Raise ValueError for a profile that no plugin has."""
-    if value is not None:
-        profile_named(value)
-    return value
+def accepted_by(check: Callable[[Any], object]) -> AfterValidator:
+    """Return a validator of values that `check` accepts. It raises ValueError for
+    others.
+    """
+
+    def keep(value: Any) -> Any:
+        if value is not None:
+            check(value)
+        return value
+
+    return AfterValidator(keep)
 
 
-def check_statuses(value: str) -> str:
+def check_statuses(value: str) -> None:
     """Raise ValueError if `value` is not `HTTP_STATUSES` and no profile."""
     if value != HTTP_STATUSES:
         profile_named(value)
-    return value
+
+
+def base_path_of(value: str) -> str:
+    """Return a path without a slash at its end. Raises ValueError."""
+    path = value.rstrip("/")
+    if path and not _BASE_PATH.fullmatch(path):
+        raise ValueError(f"{value!r} must be a path, as in /some/base")
+    return path
+
+
+def check_proxies(names: tuple[str, ...]) -> None:
+    for name in names:
+        if name != "unix":
+            ipaddress.ip_network(name, strict=False)
+
+
+def check_origins(origins: tuple[str, ...]) -> None:
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            msg = (
+                f"{origin!r} must be * or an origin as browsers send it, without "
+                "a path: https://shop.example or http://localhost:3000"
+            )
+            raise ValueError(msg)
+
+
+def check_devices(value: str) -> None:
+    try:
+        named_devices(value)
+    except InvalidConfig as e:
+        raise ValueError(str(e)) from None
+
+
+def check_secret(value: SecretStr) -> None:
+    if not value.get_secret_value().strip():
+        raise ValueError("an empty key protects nothing; leave it out instead")
+
+
+def check_log_config(value: Path) -> None:
+    try:
+        read_log_config(value)
+    except OSError as e:
+        raise ValueError(f"cannot read {value}: {e.strerror or e}") from None
+    except KeyProblem as e:
+        raise ValueError(f"{value}: {e}") from None
+
+
+def check_load_model(names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    if names and info.data.get("model_control_mode", "explicit") != "explicit":
+        raise ValueError("--load-model requires --model-control-mode explicit")
+    return names
+
+
+def restrictions_of(rules: tuple[SecretStr, ...]) -> Restrictions:
+    """Return the parts of the API that require a header. Raises ValueError."""
+    return Restrictions(rule.get_secret_value() for rule in rules)
+
+
+def lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
 
 
 def default_cache_dir() -> Path:
@@ -150,7 +215,9 @@ class Settings(BaseSettings):
     """Address to listen on. 0.0.0.0 listens on all addresses of this machine."""
     port: Port = 8000
     """Port; 0 chooses a free port and prints it."""
-    devices: Annotated[str | None, Shown("SPEC", "one free CPU device")] = None
+    devices: Annotated[
+        str | None, accepted_by(check_devices), Shown("SPEC", "one free CPU device")
+    ] = None
     """Devices to run models on: cpu:2 (two devices), cpu:0-3, cuda:0."""
     threads: Annotated[
         int | None, Field(ge=1, le=1024), Shown("N", "the cores but one for HTTP")
@@ -159,7 +226,9 @@ class Settings(BaseSettings):
 
     Set it if other programs also compute on this machine.
     """
-    device_wait: Annotated[str, Shown("no-wait|forever|SECONDS")] = "no-wait"
+    device_wait: Annotated[
+        str, accepted_by(parse_device_wait), Shown("no-wait|forever|SECONDS")
+    ] = "no-wait"
     """How long to wait for devices that another process holds."""
     device_wait_sleep: Seconds = 15.0
     """Pause between two attempts to get a device."""
@@ -173,7 +242,7 @@ class Settings(BaseSettings):
 
     Raise it if one process cannot keep up.
     """
-    base_path: Annotated[str, Shown("/PATH")] = ""
+    base_path: Annotated[str, AfterValidator(base_path_of), Shown("/PATH")] = ""
     """Also answer below this path, as in /some/base/v2, for clients and proxies that
     prepend one.
     """
@@ -230,19 +299,19 @@ class Settings(BaseSettings):
     """When to compress inference responses, if Accept-Encoding allows it. asked: unless
     it is the default list that HTTP libraries send.
     """
-    allow_origin: Annotated[Names, Shown("ORIGIN")] = ()
+    allow_origin: Annotated[Names, accepted_by(check_origins), Shown("ORIGIN")] = ()
     """Let web pages of this origin call the server (CORS), as in https://shop.example;
     * allows any origin.
 
     May be repeated.
     """
-    trusted_proxy: Annotated[Names, Shown("ADDRESS")] = ()
+    trusted_proxy: Annotated[Names, accepted_by(check_proxies), Shown("ADDRESS")] = ()
     """Trust a proxy at this address, in this network (10.0.0.0/8) or on a Unix socket
     (unix).
 
     The log then shows the client from X-Forwarded-For or Forwarded. May be repeated.
     """
-    api_key: Annotated[SecretStr | None, Shown("KEY")] = None
+    api_key: Annotated[SecretStr | None, accepted_by(check_secret), Shown("KEY")] = None
     """API key that management calls require, for example to load and unload models.
 
     Prefer the environment variable POPGATE_API_KEY.
@@ -267,6 +336,7 @@ class Settings(BaseSettings):
     """
     restricted_api: Annotated[
         tuple[SecretStr, ...],
+        accepted_by(restrictions_of),
         Shown("GROUP[,GROUP]:HEADER=VALUE", names=("--http-restricted-api",)),
     ] = ()
     """Groups of the API that require a header, as in
@@ -320,7 +390,7 @@ class Settings(BaseSettings):
     the folder changes. explicit: the named models (--load-model) at the start, then by
     load and unload requests.
     """
-    load_model: Annotated[Names, Shown("NAME")] = ()
+    load_model: Annotated[Names, AfterValidator(check_load_model), Shown("NAME")] = ()
     """Load this model at the start, with --model-control-mode explicit.
 
     May be repeated, or name several, separated by commas; * loads all.
@@ -348,7 +418,7 @@ class Settings(BaseSettings):
     server_version: Annotated[Text | None, Shown("TEXT", "that of PopGate")] = None
     """Server version in the answer of /v2."""
     server_extensions: Annotated[
-        str, AfterValidator(check_extensions), Shown("NAMES", "all supported ones")
+        str, accepted_by(check_extensions), Shown("NAMES", "all supported ones")
     ] = ""
     """Extensions in the answer of /v2, separated by commas."""
     allow_python: bool = False
@@ -369,13 +439,13 @@ class Settings(BaseSettings):
     """Prefix that the keys of registered segments must have."""
     trace_file: Annotated[Path | None, Shown("PATH")] = None
     """File to write request traces to, as a JSON array. Tracing requires it."""
-    trace_level: TraceLevel = "off"
+    trace_level: Annotated[TraceLevel, BeforeValidator(lower)] = "off"
     """What to trace from the start. tensors: times and data."""
     trace_rate: Annotated[int, Field(ge=1), Shown("N")] = 1000
     """Trace one request in N."""
     trace_count: Annotated[int, Field(ge=-1), Shown("N")] = -1
     """Number of traces to write; -1: no limit."""
-    profile: Annotated[str | None, AfterValidator(check_profile), Shown("NAME")] = None
+    profile: Annotated[str | None, accepted_by(profile_named), Shown("NAME")] = None
     """A set of defaults and models of a plugin, for clients of another server."""
     metrics_port: Annotated[Port | None, Shown("PORT")] = None
     """A second port with /metrics and health checks only, for a network that may not
@@ -384,12 +454,14 @@ class Settings(BaseSettings):
     0 chooses a free port and prints it.
     """
     error_statuses: Annotated[
-        str, AfterValidator(check_statuses), Shown("http|PROFILE")
+        str, accepted_by(check_statuses), Shown("http|PROFILE")
     ] = HTTP_STATUSES
     """Statuses of errors: HTTP's, or those of the other server that a profile
     (--profile) is for.
     """
-    access_log: Annotated[str, Shown("off|errors|RATIO|all")] = "errors"
+    access_log: Annotated[
+        str, accepted_by(parse_ratio), Shown("off|errors|RATIO|all")
+    ] = "errors"
     """Which requests to log.
 
     errors: failed requests. RATIO, as in 0.01: failed requests and this share of the
@@ -410,11 +482,13 @@ class Settings(BaseSettings):
     no_pages: bool = False
     """Serve no web pages at /, and none of their data: /v1/requests, /v1/history and
     /v1/log."""
-    log_level: LogLevel = "info"
+    log_level: Annotated[LogLevel, BeforeValidator(lower)] = "info"
     """Log messages of this level and above."""
-    log_format: LogFormat = "text"
+    log_format: Annotated[LogFormat, BeforeValidator(lower)] = "text"
     """Format of the log; json writes one object per line."""
-    log_config: Annotated[Path | None, Shown("FILE")] = None
+    log_config: Annotated[Path | None, accepted_by(check_log_config), Shown("FILE")] = (
+        None
+    )
     """A TOML file with log_level and access_log, which override the options.
 
     SIGHUP reloads the file.
@@ -440,91 +514,6 @@ class Settings(BaseSettings):
         source = InitSettingsSource(settings_cls, defaults)
         return init_settings, env_settings, source
 
-    @field_validator("base_path")
-    @classmethod
-    def _check_base_path(cls, value: str) -> str:
-        path = value.rstrip("/")
-        if path and not _BASE_PATH.fullmatch(path):
-            raise ValueError(f"{value!r} must be a path, as in /some/base")
-        return path
-
-    @field_validator("trusted_proxy")
-    @classmethod
-    def _check_trusted_proxy(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in value:
-            if name != "unix":
-                ipaddress.ip_network(name, strict=False)
-        return value
-
-    @field_validator("allow_origin")
-    @classmethod
-    def _check_allow_origin(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for origin in value:
-            if origin != "*" and not _ORIGIN.fullmatch(origin):
-                msg = (
-                    f"{origin!r} must be * or an origin as browsers send it, without "
-                    "a path: https://shop.example or http://localhost:3000"
-                )
-                raise ValueError(msg)
-        return value
-
-    @field_validator("devices")
-    @classmethod
-    def _check_devices(cls, value: str | None) -> str | None:
-        try:
-            named_devices(value)
-        except InvalidConfig as e:
-            raise ValueError(str(e)) from None
-        return value
-
-    @field_validator("log_level", "log_format", "trace_level", mode="before")
-    @classmethod
-    def _lower(cls, value: object) -> object:
-        return value.lower() if isinstance(value, str) else value
-
-    @field_validator("device_wait", "access_log")
-    @classmethod
-    def _check_parsed(cls, value: str, info: ValidationInfo) -> str:
-        parse = parse_ratio if info.field_name == "access_log" else parse_device_wait
-        parse(value)
-        return value
-
-    @field_validator("api_key")
-    @classmethod
-    def _check_api_key(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and not value.get_secret_value().strip():
-            raise ValueError("an empty key protects nothing; leave it out instead")
-        return value
-
-    @field_validator("log_config")
-    @classmethod
-    def _check_log_config(cls, value: Path | None) -> Path | None:
-        if value is not None:
-            try:
-                read_log_config(value)
-            except OSError as e:
-                raise ValueError(f"cannot read {value}: {e.strerror or e}") from None
-            except KeyProblem as e:
-                raise ValueError(f"{value}: {e}") from None
-        return value
-
-    @field_validator("load_model")
-    @classmethod
-    def _check_load_model(
-        cls, value: tuple[str, ...], info: ValidationInfo
-    ) -> tuple[str, ...]:
-        if value and info.data.get("model_control_mode", "explicit") != "explicit":
-            raise ValueError("--load-model requires --model-control-mode explicit")
-        return value
-
-    @field_validator("restricted_api")
-    @classmethod
-    def _check_restricted_api(
-        cls, value: tuple[SecretStr, ...]
-    ) -> tuple[SecretStr, ...]:
-        Restrictions(rule.get_secret_value() for rule in value)
-        return value
-
     @property
     def limits(self) -> Limits:
         """Return the limits of a request.
@@ -548,7 +537,7 @@ class Settings(BaseSettings):
     @property
     def restrictions(self) -> Restrictions:
         """Return the parts of the API that require a header."""
-        return Restrictions(rule.get_secret_value() for rule in self.restricted_api)
+        return restrictions_of(self.restricted_api)
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:

@@ -18,7 +18,7 @@ ALWAYS = (
 SHARED_MEMORY = "system_shared_memory"
 
 
-def check_extensions(chosen: str) -> str:
+def check_extensions(chosen: str) -> None:
     """Check a choice of extensions, separated by commas.
 
     Raises ValueError for an unsupported one: listing it would help no client.
@@ -31,7 +31,6 @@ def check_extensions(chosen: str) -> str:
             f"{', '.join(known)}"
         )
         raise ValueError(msg)
-    return chosen
 
 
 def split_extensions(chosen: str) -> list[str]:
