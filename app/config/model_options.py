@@ -118,7 +118,7 @@ def read_options(
             )
         parse_model_config(layer, label)
         merged |= layer
-    declared = translated.declared.changed_by(changes.declared)
+    declared = changes.declared.over(translated.declared)
     if "ensemble" in merged:
         if "max_batch_size" in changes.options:
             # The size is the ensemble's. The models of its steps have their own.

@@ -6,7 +6,6 @@ time.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 
@@ -22,17 +21,6 @@ class Reshape:
     dims: tuple[int, ...]
     shape: tuple[int, ...]
     batched: bool
-
-    def check(self) -> str:
-        """Return why the reshape is impossible; empty if it is possible."""
-        for dims in (self.dims, self.shape):
-            if sum(dim < 0 for dim in dims) > 1:
-                return f"{list(dims)} has more than one free dimension"
-        known = [math.prod(abs(dim) for dim in d) for d in (self.dims, self.shape)]
-        free = [any(dim < 0 for dim in d) for d in (self.dims, self.shape)]
-        if not any(free) and known[0] != known[1]:
-            return f"{list(self.dims)} and {list(self.shape)} differ in size"
-        return ""
 
 
 @dataclass(frozen=True, slots=True)

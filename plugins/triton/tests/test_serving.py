@@ -1,6 +1,8 @@
 """A model folder of Triton's, served unmodified; its stock client asks.
 
-Covers: app/config/declared.py, plugins/triton/src/popgate_triton/config_routes.py,
+Covers: app/config/declared.py,
+plugins/triton/src/popgate_triton/declarations.py,
+plugins/triton/src/popgate_triton/config_routes.py,
 plugins/triton/src/popgate_triton/model_config.py,
 plugins/triton/src/popgate_triton/schema.py.
 """

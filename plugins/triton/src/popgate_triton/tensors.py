@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 from app.config.config_keys import ModelConfigError
 from app.config.declared import DeclaredTensor
-from app.config.reshape import Reshape
 
 
 def declared_tensors(messages: Iterable[Any], label: str) -> tuple[DeclaredTensor, ...]:
@@ -29,8 +29,7 @@ def _declared(message: Any, label: str) -> DeclaredTensor:
     if message.HasField("reshape"):
         reshape = tuple(message.reshape.shape)
         check_dims(name, reshape, label)
-        problem = Reshape(name, dims, reshape, batched=False).check()
-        if problem:
+        if problem := _why_no_reshape(dims, reshape):
             msg = f"{label}: reshape of '{name}' is impossible: {problem}"
             raise ModelConfigError(msg)
     return DeclaredTensor(
@@ -42,6 +41,17 @@ def _declared(message: Any, label: str) -> DeclaredTensor:
         format=_word(message, "format"),
         label_filename=getattr(message, "label_filename", ""),
     )
+
+
+def _why_no_reshape(dims: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """Return why a reshape is impossible; empty if it is possible."""
+    for one in (dims, shape):
+        if sum(dim < 0 for dim in one) > 1:
+            return f"{list(one)} has more than one free dimension"
+    is_fixed = all(dim >= 0 for dim in (*dims, *shape))
+    if is_fixed and math.prod(dims) != math.prod(shape):
+        return f"{list(dims)} and {list(shape)} differ in size"
+    return ""
 
 
 def declared_states(

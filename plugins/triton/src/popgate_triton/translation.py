@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 from app.config.config_formats import Translation
 from app.config.config_keys import ModelConfigError
-from app.config.declared import DeclaredTensors
 from app.config.model_config import ModelConfig
+from popgate_triton.declarations import Declarations
 from popgate_triton.reading import document_of
 from popgate_triton.sequences import sequence_options
 from popgate_triton.tensors import declared_states, declared_tensors
@@ -60,14 +60,14 @@ def translate(
     states = message.sequence_batching.state
     return Translation(
         work.options,
-        DeclaredTensors(
+        Declarations(
             declared_tensors(message.input, label),
             declared_tensors(message.output, label),
             max_batch_size,
-            declared_states(states, "input_name", label),
-            declared_states(states, "output_name", label),
             label,
             document_of(message),
+            declared_states(states, "input_name", label),
+            declared_states(states, "output_name", label),
         ),
         message.default_model_filename,
         tuple(work.notes),
