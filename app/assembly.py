@@ -15,7 +15,7 @@ from app.observe.answers import OTHER
 from app.observe.journal import Journal, span_recorder
 from app.observe.log import LogControl
 from app.observe.metrics import MetricsRegistry
-from app.observe.tracing import NoTracing, Tracing
+from app.observe.tracing import Tracing
 from app.other_processes import OtherProcesses
 from app.plugins import REGIONS, TRACERS, first_plugin
 from app.pools import Pools
@@ -256,7 +256,7 @@ def _tracing(settings: Settings) -> Tracing:
         return tracing
     if settings.trace_file is not None:
         raise InvalidConfig("--trace-file: no plugin that writes traces is installed")
-    return NoTracing()
+    return Tracing()
 
 
 def _regions(settings: Settings) -> Regions | None:

@@ -288,7 +288,7 @@ class CallState(ABC):
         if sampled is None or entry is None:
             return
         if entry.tracer is not None and entry.tracer.wants():
-            trace(entry.tracer, entry.spec, sampled)
+            trace(entry.tracer, sampled)
         if self.service.journal.samples:
             answered = Answered._make(sampled.stamps)
             calls = self.nested_calls(sampled.submitted)

@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 from app.codec.messages import InferRequest
 from app.errors import row_of
-from app.observe.journal import Asked, Failed, Journal, Stamps
+from app.observe.journal import Answered, Asked, Failed, Journal, Stamps
 from app.observe.metrics import ModelMetrics
-from app.observe.tracing import Timeline, Tracer
+from app.observe.tracing import Tracer
 from app.serving.runner import Submitted
-from app.spec import ModelSpec
 
 _NS = 1_000_000_000
 #: The most characters of a request's id in its trace.
@@ -44,25 +43,12 @@ def takes_sample(journal: Journal, has_trace: bool) -> bool:
     return True
 
 
-def trace(tracer: Tracer, spec: ModelSpec, sampled: Sampled) -> None:
+def trace(tracer: Tracer, sampled: Sampled) -> None:
     """Write an answered request to a trace, as its answer is sent."""
     request, submitted, stamps = sampled
-    request_id, _, arrived, began, decoded = stamps[:5]
-    encoding, ended = stamps[7], stamps[8]
-    # The durations come from the device and are placed on the gateway's clock.
-    started = min(decoded + submitted.queue_ns, encoding)
-    timeline = Timeline(
-        arrived=min(arrived or began, began),
-        received=began,
-        decoded=decoded,
-        started=started,
-        computed=min(started + submitted.compute_ns, encoding),
-        encoded=ended,
-        sent=monotonic_ns(),
-    )
-    shown = (request.id or request_id.decode())[:_MOST_ID]
-    model = (spec.name, spec.version)
-    tracer.record(model, shown, timeline, request.inputs, submitted.outputs)
+    answered, sent = Answered._make(stamps), monotonic_ns()
+    shown = (request.id or answered.request_id.decode())[:_MOST_ID]
+    tracer.record(shown, answered, sent, request.inputs, submitted.outputs)
 
 
 def failed_of(

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.observe.tracing import Timeline
+from app.observe.journal import Answered
+from app.observe.metrics import ModelMetrics
 from engine import Tensor
 from popgate_triton.traces import MAX_TENSOR_ELEMENTS, TraceSettings, TritonTracing
 
 ON = TraceSettings(("TIMESTAMPS",), rate=1)
-TIMES = Timeline(0, 1, 2, 3, 4, 5, 6)
 
 
 def record(tracing: TritonTracing, model: str = "m", **tensors: Tensor) -> bool:
@@ -22,7 +22,10 @@ def record(tracing: TritonTracing, model: str = "m", **tensors: Tensor) -> bool:
     tracer = tracing.tracer(model)
     if tracer is None or not tracer.wants():
         return False
-    tracer.record((model, "1"), "id", TIMES, tensors, {})
+    metrics = ModelMetrics(model, "1")
+    # It arrived at 1, began at 2, was decoded at 3; encoding began at 5, ended at 6.
+    answered = Answered(b"id", metrics, 1, 2, 3, 1, 1, 5, 6, 1, 1, "cpu:0")
+    tracer.record("id", answered, 7, tensors, {})
     return True
 
 
@@ -43,10 +46,10 @@ def test_a_file_is_valid_after_every_trace(tmp_path: Path) -> None:
     head, body = entries[:2]
     assert head == {"id": 1, "model_name": "m", "model_version": 1, "request_id": "id"}
     stamps = {stamp["name"]: stamp["ns"] for stamp in body["timestamps"]}
-    assert stamps["HTTP_RECV_START"] == 100
-    assert stamps["REQUEST_START"] == 101
-    assert stamps["COMPUTE_END"] == 104
-    assert stamps["HTTP_SEND_END"] == 106
+    assert stamps["HTTP_RECV_START"] == 101
+    assert stamps["REQUEST_START"] == 102
+    assert stamps["COMPUTE_END"] == 105
+    assert stamps["HTTP_SEND_END"] == 107
     assert list(stamps.values()) == sorted(stamps.values())
     tracing.close()
     assert tracing.tracer("m") is None

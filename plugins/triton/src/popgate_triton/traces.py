@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from app.observe.tracing import Timeline
+from app.observe.journal import Answered
 from app.settings import Settings
 from app.spec import datatype_of
 from engine import Tensor
@@ -51,20 +51,24 @@ class TraceSettings:
         return self.level != ("OFF",)
 
 
-def timestamps(timeline: Timeline, offset: int) -> list[dict[str, Any]]:
+def timestamps(answered: Answered, sent: int, offset: int) -> list[dict[str, Any]]:
     """Return the steps under Triton's names, `offset` nanoseconds later."""
+    began, decoded, encoding = answered.began, answered.decoded, answered.encoding
+    # The durations come from the device and are placed on the gateway's clock.
+    started = min(decoded + answered.queue_ns, encoding)
+    computed = min(started + answered.compute_ns, encoding)
     steps = (
-        ("HTTP_RECV_START", timeline.arrived),
-        ("HTTP_RECV_END", timeline.received),
-        ("REQUEST_START", timeline.received),
-        ("QUEUE_START", timeline.decoded),
-        ("COMPUTE_START", timeline.started),
-        ("COMPUTE_INPUT_END", timeline.started),
-        ("COMPUTE_OUTPUT_START", timeline.computed),
-        ("COMPUTE_END", timeline.computed),
-        ("REQUEST_END", timeline.encoded),
-        ("HTTP_SEND_START", timeline.encoded),
-        ("HTTP_SEND_END", timeline.sent),
+        ("HTTP_RECV_START", min(answered.arrived or began, began)),
+        ("HTTP_RECV_END", began),
+        ("REQUEST_START", began),
+        ("QUEUE_START", decoded),
+        ("COMPUTE_START", started),
+        ("COMPUTE_INPUT_END", started),
+        ("COMPUTE_OUTPUT_START", computed),
+        ("COMPUTE_END", computed),
+        ("REQUEST_END", answered.ended),
+        ("HTTP_SEND_START", answered.ended),
+        ("HTTP_SEND_END", sent),
     )
     return [{"name": name, "ns": ns + offset} for name, ns in steps]
 
@@ -130,25 +134,27 @@ class TritonTracer:
 
     def record(
         self,
-        model: tuple[str, str],
-        request_id: str | None,
-        timeline: Timeline,
+        request_id: str,
+        answered: Answered,
+        sent: int,
         inputs: Mapping[str, Tensor],
         outputs: Mapping[str, Tensor],
     ) -> None:
-        """Write one request of the sample; `model` is its name and version."""
+        """Write one request of the sample, which was handed to the connection at
+        `sent`.
+        """
         number = self._tracing.next_id()
-        name, version = model
+        version = answered.model.version
         head: dict[str, Any] = {
             "id": number,
-            "model_name": name,
+            "model_name": answered.model.name,
             "model_version": int(version) if version.isdecimal() else version,
         }
         if request_id:
             head["request_id"] = request_id
         entries = [head]
         if "TIMESTAMPS" in self.settings.level:
-            stamps = timestamps(timeline, self._tracing.clock_offset)
+            stamps = timestamps(answered, sent, self._tracing.clock_offset)
             entries.append({"id": number, "timestamps": stamps})
         if "TENSORS" in self.settings.level:
             for activity, tensors in (
