@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fastapi import APIRouter
@@ -31,6 +31,7 @@ class PluginRoutes:
     inference. `operations` and `naming` are inference in a form of the plugin's own.
     `bodies` are the types of bodies that its operations name by `documented`
     (app/api/request_bodies.py). `tags` are names and descriptions of its own tags.
+    `behind` names the paths that some of its paths follow in the documentation.
     `nothing_here` answers browsers at addresses without a route. `background` runs
     beside the requests, until it is cancelled at the shutdown.
     """
@@ -41,6 +42,7 @@ class PluginRoutes:
     examples: Callable[[ModelSpec], Mapping[str, Any]] = _no_examples
     bodies: Sequence[type] = ()
     tags: Sequence[tuple[str, str]] = ()
+    behind: Mapping[str, str] = field(default_factory=dict)
     nothing_here: NothingHere | None = None
     background: Callable[[Gateway], Coroutine[Any, Any, None]] | None = None
 

@@ -59,14 +59,6 @@ _TAGS = (
 )
 _JSON_TYPES = {"f": "number", "i": "integer", "u": "integer", "b": "boolean"}
 _LOADING = re.compile(r"/(load|unload)$")
-_V1, _V2, _VERSION = "/v1/models/{name}", "/v2/models/{name}", "/versions/{version}"
-#: Paths of plugins, and the paths that they follow in the document.
-_BEHIND = {
-    f"{_V1}/client.py": f"{_V1}{_VERSION}",
-    f"{_V1}{_VERSION}/client.py": f"{_V1}/client.py",
-    f"{_V2}/config": f"{_V2}{_VERSION}/ready",
-    f"{_V2}{_VERSION}/config": f"{_V2}/config",
-}
 
 
 def base_document(
@@ -98,7 +90,8 @@ def base_document(
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     document["components"]["schemas"] = dict(sorted(schemas.items()))
-    document["paths"] = _in_order(document["paths"])
+    behind = {path: before for one in added for path, before in one.behind.items()}
+    document["paths"] = _in_order(document["paths"], behind)
     for path, operations in document["paths"].items():
         for operation in operations.values():
             if group_of(path) in restricted:
@@ -118,18 +111,18 @@ def _body_schemas(added: Iterable[type]) -> dict[str, Any]:
     return found
 
 
-def _in_order(paths: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `paths`, each of `_BEHIND` behind the path that it belongs to."""
+def _in_order(paths: Mapping[str, Any], behind: Mapping[str, str]) -> dict[str, Any]:
+    """Return `paths`, each of `behind` after the path that it belongs to."""
     ordered: dict[str, Any] = {}
 
     def add(path: str) -> None:
         ordered[path] = paths[path]
-        for other, before in _BEHIND.items():
+        for other, before in behind.items():
             if before == path and other in paths:
                 add(other)
 
     for path in paths:
-        if _BEHIND.get(path) not in paths:
+        if behind.get(path) not in paths:
             add(path)
     return ordered
 

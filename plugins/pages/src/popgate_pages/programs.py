@@ -18,6 +18,11 @@ from popgate_pages.client_code import client_code
 
 router = APIRouter(prefix="/v1")
 _TAGS: list[str | Enum] = ["models"]
+#: The paths that these follow in the documentation.
+BEHIND = {
+    "/v1/models/{name}/client.py": "/v1/models/{name}/versions/{version}",
+    "/v1/models/{name}/versions/{version}/client.py": "/v1/models/{name}/client.py",
+}
 
 
 @router.get(

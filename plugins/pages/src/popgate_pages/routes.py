@@ -26,6 +26,7 @@ def routes(settings: Settings) -> PluginRoutes:
         router.routes += part.routes
     return PluginRoutes(
         router,
+        behind=programs.BEHIND,
         nothing_here=pages.nothing_here,
         background=None if settings.no_pages else history.keep,
     )

@@ -11,6 +11,11 @@ from app.api.dependencies import GatewayOf, find_served
 from popgate_triton.model_config import model_config
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
+#: The paths that these follow in the documentation.
+BEHIND = {
+    "/v2/models/{name}/config": "/v2/models/{name}/versions/{version}/ready",
+    "/v2/models/{name}/versions/{version}/config": "/v2/models/{name}/config",
+}
 
 
 @router.get("/models/{name}/config", summary="Show a model's configuration")

@@ -33,4 +33,6 @@ def routes(settings: Settings) -> PluginRoutes:
     ):
         router.routes += part.router.routes
     bodies = GenerateRequest, LogRequest, RegisterRequest, TraceRequest
-    return PluginRoutes(router, generate_routes.OPERATIONS, bodies=bodies)
+    return PluginRoutes(
+        router, generate_routes.OPERATIONS, bodies=bodies, behind=config_routes.BEHIND
+    )
