@@ -139,24 +139,12 @@ class LaunchedProcess:
             # A child that is forked meanwhile would keep the pipe open on which `Popen`
             # waits.
             with no_fork():
-                options: dict[str, Any] = {"env": environment()}
-                options["stdout"] = (
-                    None if standard_output_is_wanted() else subprocess.DEVNULL
-                )
-                command = device_process()
+                command, options = device_process(), _graph_options()
                 if python is not None:
                     command = python.command()
                     heard, printed = os.pipe()
                     self._output = ProcessOutput(python.label, heard)
-                    options = {
-                        "env": python.variables(threads),
-                        "cwd": python.folder or None,
-                        "stdout": printed,
-                        "stderr": printed,
-                        # Processes that the model starts are in its group and end with
-                        # it.
-                        "start_new_session": True,
-                    }
+                    options = _python_options(python, threads, printed)
                 with starting():
                     self._process = _Child(
                         [*command, *_arguments(name, listener, read_end, spin_us)],
@@ -281,6 +269,26 @@ class LaunchedProcess:
     def __repr__(self) -> str:
         state = ", ended" if self.has_ended else ""
         return f"<LaunchedProcess {self.pid}{state}>"
+
+
+def _graph_options() -> dict[str, Any]:
+    """Return how the process of a device that runs graphs is started."""
+    stdout = None if standard_output_is_wanted() else subprocess.DEVNULL
+    return {"env": environment(), "stdout": stdout}
+
+
+def _python_options(
+    python: PythonOptions, threads: int, printed: int
+) -> dict[str, Any]:
+    """Return how the process of a Python model is started, which prints to a pipe."""
+    return {
+        "env": python.variables(threads),
+        "cwd": python.folder or None,
+        "stdout": printed,
+        "stderr": printed,
+        # Processes that the model starts are in its group and end with it.
+        "start_new_session": True,
+    }
 
 
 def _arguments(
