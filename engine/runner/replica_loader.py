@@ -175,12 +175,10 @@ class ReplicaLoader:
         fds: list[int],
         fail: Callable[[EngineError], None],
     ) -> list[int]:
-        timeout = self._config.load_timeout or None
+        timeout = self._config.load_timeout
+        # The device ends programs in time, and then needs a moment to report it.
+        grace = timeout + LOAD_GRACE if timeout else None
         try:
-            if timeout is None:
-                return list(device.call(message, Loaded, fds).replicas)
-            # The device ends programs in time, and then needs a moment to report it.
-            grace = timeout + LOAD_GRACE
             return list(device.call(message, Loaded, fds, grace).replicas)
         except TimeoutError:
             why = f"loading exceeded {timeout:g} s and cannot be cancelled"
