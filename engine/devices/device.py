@@ -16,7 +16,6 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine.devices.back_off import BackOff
 from engine.devices.device_launch import Launcher
 from engine.devices.device_lock import address_of
 from engine.devices.device_models import DeviceModels
@@ -33,6 +32,18 @@ from engine.transport.held_socket import HeldSocket
 from engine.transport.messages import Message, close_all
 
 logger = logging.getLogger(__name__)
+
+#: Seconds to wait after the first failed start. Each further one doubles the wait, up
+#: to the longest.
+FIRST_PAUSE = 0.05
+LONGEST_PAUSE = 10.0
+
+
+def pause_after(failures: int) -> float:
+    """Return the seconds to wait after so many failed starts in a row."""
+    if not failures:
+        return 0.0
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 1000))
 
 
 class Device(LinkedDevice):
@@ -72,7 +83,7 @@ class Device(LinkedDevice):
         self._on_lost: list[Callable[[Device], None]] = []
         self._on_wanted: Callable[[], None] | None = None
         self._on_close: list[Callable[[Device], None]] = []
-        self._back_off = BackOff()
+        self._failed_starts = 0  # in a row
         name = self.units[0]
         launcher = Launcher(
             name, address_of(name), self._claims, spin_us, python, threads
@@ -120,7 +131,7 @@ class Device(LinkedDevice):
     @property
     def back_off(self) -> float:
         """Return seconds to wait before the next `recover`."""
-        return self._back_off.seconds
+        return pause_after(self._failed_starts)
 
     # -- asking its process
 
@@ -227,12 +238,12 @@ class Device(LinkedDevice):
                 self.state = DeviceState.LOST
             if self.state is not DeviceState.LOST:
                 return
-            self._back_off.begin()
+            self._failed_starts += 1  # until it has succeeded
             self._start()
             self.restarts += 1
             logger.info("device %s restarted: process %s", self.id, self.pid)
             self.models.reload()
-            self._back_off.succeed()
+            self._failed_starts = 0
 
     def _start(self) -> None:
         """Start the process and link up. Raises DeviceClosed if the device was closed

@@ -53,8 +53,8 @@ async def _back_by_a_request(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
     path = models.affine(tmp_path / "m.popef")
     runner = await pool.run(lambda: ModelRunner(path, config))
     try:
-        patch.setattr("engine.devices.back_off.FIRST", 3600.0)
-        patch.setattr("engine.devices.back_off.LAST", 3600.0)
+        patch.setattr("engine.devices.device.FIRST_PAUSE", 3600.0)
+        patch.setattr("engine.devices.device.LONGEST_PAUSE", 3600.0)
         with patch.context() as broken:
             broken.setattr(sys, "executable", "/nothing/there")
             assert device.pid is not None

@@ -31,6 +31,7 @@ from engine import (
     NoDeviceAvailable,
     Tensor,
 )
+from engine.devices.device import pause_after
 from engine.transport import control
 from engine.transport.device_messages import Done, Invite, OpenChannel, Ping, Status
 from engine.transport.error_report import ErrorReport
@@ -39,6 +40,12 @@ from tests.engine import models
 from tests.support import is_gone, until
 
 ROOT = Path(__file__).parents[3]
+
+
+def test_pauses_between_starts_double_up_to_a_limit() -> None:
+    pauses = [pause_after(failures) for failures in range(12)]
+    assert pauses[:5] == [0, 0.05, 0.1, 0.2, 0.4]
+    assert pauses[-1] == pause_after(2000) == 10  # hours later
 
 
 def count_of(value: int) -> dict[str, Tensor]:
