@@ -14,9 +14,10 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from engine.devices.device_launch import Launcher
+from engine.devices.device_launch import LaunchedProcess
 from engine.devices.device_lock import address_of
 from engine.devices.device_models import DeviceModels
 from engine.devices.device_state import STOP_TIMEOUT, DeviceState
@@ -85,8 +86,9 @@ class Device(LinkedDevice):
         self._on_close: list[Callable[[Device], None]] = []
         self._failed_starts = 0  # in a row
         name = self.units[0]
-        launcher = Launcher(
-            name, address_of(name), self._claims, spin_us, python, threads
+        address = address_of(name)
+        launch = partial(
+            LaunchedProcess, name, address, self._claims, spin_us, python, threads
         )
         #: The parts of the device. `models` are its models, `process` is the control of
         #: its process, and `limits` ends runs that take too long.
@@ -94,7 +96,8 @@ class Device(LinkedDevice):
         self.process = OwnedProcess(
             self,
             self.models,
-            launcher,
+            address,
+            launch,
             None if python is None else python.start_timeout,
         )
         self.limits = RunLimits(

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,72 +25,6 @@ from engine.run_failures import Death
 from engine.transport.held_socket import HeldSocket
 
 _BACKLOG = 128
-
-
-class Launcher:
-    """Starts the processes of one device, one after the other.
-
-    The processes take control messages on the abstract name `address`. They inherit
-    `claims`, so the device stays claimed until owner and process have ended. `python`
-    is how to start the process of a Python model, and `threads` is the number of
-    threads for its libraries.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        address: str,
-        claims: Sequence[socket.socket],
-        spin_us: int = 0,
-        python: PythonOptions | None = None,
-        threads: Callable[[], int] = lambda: 1,
-    ) -> None:
-        self._name = name
-        self.address = address
-        self._threads = threads if python is not None else lambda: 1
-        self._launch = partial(LaunchedProcess, name, address, claims, spin_us, python)
-        self._latest: LaunchedProcess | None = None
-
-    @property
-    def process(self) -> LaunchedProcess:
-        """Return the latest process, which may have ended."""
-        assert self._latest is not None, "none has been started"
-        return self._latest
-
-    @property
-    def pid(self) -> int | None:
-        """Return the process id; None if there is no process."""
-        latest = self._latest
-        return None if latest is None or latest.has_ended else latest.pid
-
-    def start(self) -> LaunchedProcess:
-        """Start a new process after the previous one has ended. For one thread at a
-        time.
-
-        Raises DeviceLost if it cannot be started.
-        """
-        # The thread that noticed the loss may still be ending the old process.
-        self.stop(kill=True)
-        self._latest = self._launch(self._threads())
-        return self._latest
-
-    def kill(self) -> None:
-        """End the process immediately, whatever it is doing."""
-        if self._latest is not None:
-            self._latest.kill()
-
-    def stop(self, *, kill: bool) -> None:
-        """Wait until the process has ended, if there is one."""
-        if self._latest is not None:
-            self._latest.stop(kill=kill)
-
-    def abandon(self) -> None:
-        """Forget the process in a forked child, because it belongs to the parent."""
-        if self._latest is not None:
-            self._latest.abandon()
-
-    def __repr__(self) -> str:
-        return f"<Launcher of {self._name}: {self._latest!r}>"
 
 
 class _Child(subprocess.Popen[bytes]):
@@ -109,6 +42,11 @@ class _Child(subprocess.Popen[bytes]):
 class LaunchedProcess:
     """A running device process. It ends when this object ends it, or when this process
     dies.
+
+    The process takes control messages on the abstract name `address`. It inherits
+    `claims`, so the device stays claimed until owner and process have ended. `python`
+    is how to start the process of a Python model, and `threads` returns the number of
+    threads for its libraries. Raises DeviceLost if the process cannot be started.
     """
 
     def __init__(
@@ -117,8 +55,8 @@ class LaunchedProcess:
         address: str,
         claims: Sequence[socket.socket],
         spin_us: int,
-        python: PythonOptions | None = None,
-        threads: int = 1,
+        python: PythonOptions | None,
+        threads: Callable[[], int],
     ) -> None:
         self._leads_group = python is not None
         self._output: ProcessOutput | None = None
@@ -144,7 +82,7 @@ class LaunchedProcess:
                     command = python.command()
                     heard, printed = os.pipe()
                     self._output = ProcessOutput(python.label, heard)
-                    options = _python_options(python, threads, printed)
+                    options = _python_options(python, threads(), printed)
                 with starting():
                     self._process = _Child(
                         [*command, *_arguments(name, listener, read_end, spin_us)],

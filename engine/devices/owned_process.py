@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from engine.devices.connection import DeviceConnection
-from engine.devices.device_launch import LaunchedProcess, Launcher
+from engine.devices.device_launch import LaunchedProcess
 from engine.devices.device_models import DeviceModels
 from engine.devices.device_state import STOP_TIMEOUT, DeviceState
 from engine.devices.linked_device import LinkedDevice
@@ -26,31 +26,40 @@ PING_TIMEOUT = 10.0
 class OwnedProcess:
     """Starts the process of a device, asks it, ends it, and finds out how it died.
 
-    A device has one process after the other, all started by `launcher`. The first
-    answer of a process may take `start_timeout` seconds. Thread-safe, except for
-    `start`.
+    A device has one process after the other, all started by `launch` and answering at
+    `address`. The first answer of a process may take `start_timeout` seconds.
+    Thread-safe, except for `start`.
     """
 
     def __init__(
         self,
         device: LinkedDevice,
         models: DeviceModels,
-        launcher: Launcher,
+        address: str,
+        launch: Callable[[], LaunchedProcess],
         start_timeout: float | None = None,
     ) -> None:
-        self.address = launcher.address
+        self.address = address
         #: Why the device was last lost; None if it never was.
         self.lost_by: Death | DeviceFault | None = None
         self._device = device
         self._models = models
-        self._launcher = launcher
+        self._launch = launch
+        self._latest: LaunchedProcess | None = None
         self._start_timeout = start_timeout
         self._killed_for = ""
 
     @property
     def pid(self) -> int | None:
         """Return the process id; None if there is no process."""
-        return self._launcher.pid
+        latest = self._latest
+        return None if latest is None or latest.has_ended else latest.pid
+
+    @property
+    def _process(self) -> LaunchedProcess:
+        """Return the latest process, which may have ended."""
+        assert self._latest is not None, "none has been started"
+        return self._latest
 
     # -- asking
 
@@ -61,7 +70,7 @@ class OwnedProcess:
         device = self._device
         device.fork_guard.check("Device")
         device.refuse_if_closed()
-        process = self._launcher.process
+        process = self._process
         try:
             return control.call(
                 self.address, message, kind, fds, timeout, self.liveness
@@ -92,7 +101,7 @@ class OwnedProcess:
         device.fork_guard.check("Device")
         if device.state is not DeviceState.READY:
             return False
-        process, ping_timeout = self._launcher.process, device.ping_timeout
+        process, ping_timeout = self._process, device.ping_timeout
         if ping_timeout <= 0:
             return True
         try:
@@ -132,7 +141,10 @@ class OwnedProcess:
         """Start the process and connect the device to it. Raises DeviceClosed if the
         device was closed meanwhile.
         """
-        device, process = self._device, self._launcher.start()
+        # The thread that noticed the loss may still be ending the old process.
+        self._stop(kill=True)
+        device = self._device
+        process = self._latest = self._launch()
         self._killed_for = ""
         limit = START_TIMEOUT if self._start_timeout is None else self._start_timeout
         liveness = None
@@ -171,7 +183,8 @@ class OwnedProcess:
         self._killed_for = why
         if culprit:
             self._models.rest(culprit)
-        self._launcher.kill()
+        if self._latest is not None:
+            self._latest.kill()
         self._device.lose()
 
     def kill_and_wait(self, why: str) -> None:
@@ -179,7 +192,7 @@ class OwnedProcess:
         device, the loop handles the death in its own thread.
         """
         self._killed_for = why
-        self._launcher.stop(kill=True)
+        self._stop(kill=True)
         if not self._device.blocking.adopted:
             self._device.lose()
 
@@ -193,11 +206,17 @@ class OwnedProcess:
                 close_all(fds)
             except (EngineError, OSError):
                 kill = True  # the process has died or hangs
-        self._launcher.stop(kill=kill)
+        self._stop(kill=kill)
+
+    def _stop(self, *, kill: bool) -> None:
+        """Wait until the process has ended, if there is one."""
+        if self._latest is not None:
+            self._latest.stop(kill=kill)
 
     def abandon(self) -> None:
         """Forget the process in a forked child, because it belongs to the parent."""
-        self._launcher.abandon()
+        if self._latest is not None:
+            self._latest.abandon()
 
     # -- its death
 
@@ -206,11 +225,11 @@ class OwnedProcess:
         knows.
         """
         ready = self._device.state is DeviceState.READY
-        return ready and process is self._launcher.process
+        return ready and process is self._process
 
     def death(self) -> Death:
         """Return how the latest process died: see `_death_of`."""
-        return self._death_of(self._launcher.process)
+        return self._death_of(self._process)
 
     def _death_of(self, process: LaunchedProcess) -> Death:
         """Find out how an ending process died and which model is to blame. The first
