@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from engine.errors import Cancelled, InvalidModel
 from engine.model.anchors import MainAnchors, main_anchors
 from engine.model.batch_plan import BatchPlan
 from engine.model.model_file import receive_model
 from engine.programs.executable import Executable
-from engine.programs.executor import Executor, make_executor
+from engine.programs.executor import make_executor
 from engine.programs.model_data import ModelData, ProgramStreams
 from engine.programs.save_programs import SavePrograms
 from engine.programs.time_limit import TimeLimit
@@ -69,7 +68,7 @@ def load_replicas(
         )
     try:
         anchors = main_anchors(model, frozen.keys())
-        rules = _rules(model, executor.executable, message, anchors)
+        plan, policy = _rules(model, executor.executable, message, anchors)
         with TimeLimit(message.load_timeout, executor.new_options) as limit:
             load = model.metadata.program_flow.load
             executor.run(load, ProgramStreams(data), limit.options)
@@ -83,10 +82,16 @@ def load_replicas(
     except BaseException:
         executor.close()
         raise
-    return [
-        _replica(number, model, message, frozen, mine, rules, wait_room)
-        for number, mine in zip(numbers, [(executor, data), *clones], strict=True)
-    ]
+    loaded = []
+    for number, (runs, own) in zip(numbers, [(executor, data), *clones], strict=True):
+        table = AnchorTable(anchors.inputs, anchors.outputs, own)
+        main = model.metadata.program_flow.main
+        parts = ReplicaParts(
+            number, message.name, runs, main, table, plan, policy, wait_room
+        )
+        save = SavePrograms(runs, model.metadata, own)
+        loaded.append(LoadedReplica(_kind(plan, policy)(parts), save))
+    return loaded
 
 
 def _rules(
@@ -129,18 +134,15 @@ def _rules(
 
 
 def _kind(plan: BatchPlan, policy: BatchingPolicy) -> type[Replica]:
+    """Return the kind of replica. Whether it regroups depends on whether requests are
+    split or joined into runs, or run in pieces.
+    """
     if plan.ragged is not None:
         return RaggedReplica
-    return RegroupingReplica if _regroups(plan, policy) else Replica
-
-
-def _regroups(plan: BatchPlan, policy: BatchingPolicy) -> bool:
-    """Return whether requests are split or joined into runs, or run in pieces."""
     if policy.conditional or not plan.run_units:
-        return False
-    if plan.run_units > 1:
-        return policy.max_rows > 0
-    return policy.look_ahead >= 0
+        return Replica
+    regroups = policy.max_rows > 0 if plan.run_units > 1 else policy.look_ahead >= 0
+    return RegroupingReplica if regroups else Replica
 
 
 def _check_transfers(
@@ -157,27 +159,6 @@ def _check_transfers(
                 f"a run of the main programs transfers {anchor.name!r} {count} times; "
                 f"the device_iterations of the metadata require {rows.transfers}"
             )
-
-
-def _replica(
-    number: int,
-    model: Model,
-    message: Load,
-    frozen: Mapping[str, Any],
-    mine: tuple[Executor, ModelData],
-    rules: tuple[BatchPlan, BatchingPolicy],
-    wait_room: Waiter,
-) -> LoadedReplica:
-    executor, data = mine
-    plan, policy = rules
-    anchors = main_anchors(model, frozen.keys())
-    table = AnchorTable(anchors.inputs, anchors.outputs, data)
-    main = model.metadata.program_flow.main
-    parts = ReplicaParts(
-        number, message.name, executor, main, table, plan, policy, wait_room
-    )
-    replica = _kind(plan, policy)(parts)
-    return LoadedReplica(replica, SavePrograms(executor, model.metadata, data))
 
 
 def _free_tail(anchor: Anchor, dim: int) -> bool:
