@@ -222,9 +222,6 @@ class OutOfMemory(ExecutionFailed):
     does.
     """
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-
 
 class NotFound(ExecutionFailed):
     """The code of a model reports that the requested object does not exist."""
