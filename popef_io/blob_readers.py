@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from popef_io.blob import Blob
-from popef_io.content import BlobContent, DescribedContent
 from popef_io.datatypes import DataType
 from popef_io.errors import CorruptError, InvalidValueError, LimitError
 from popef_io.layout import MAX_EXECUTABLE_SIZE
@@ -28,6 +27,43 @@ from popef_io.strings import decode_strings
 from popef_io.validation import has_only_booleans
 
 _INFLATE_STEP = 1 << 20  # bytes decompressed at once
+
+_Info = TypeVar("_Info", bound=TensorDataInfo | FeedDataInfo | OpaqueInfo)
+
+
+class BlobContent:
+    """The base of every reader of a blob that has contents."""
+
+    __slots__ = ("blob",)
+
+    def __init__(self, blob: Blob) -> None:
+        self.blob = blob
+
+    @property
+    def size(self) -> int:
+        """Return the number of bytes of the contents."""
+        return self.blob.header.content_size
+
+    def raw(self) -> memoryview:
+        """Return the contents in place, read-only.
+
+        Raises CorruptError if the contents do not match their checksum.
+        """
+        return self.blob.payload()
+
+
+class DescribedContent(BlobContent, Generic[_Info]):
+    """The base of contents whose description has a name."""
+
+    __slots__ = ("info",)
+
+    def __init__(self, blob: Blob, info: _Info) -> None:
+        super().__init__(blob)
+        self.info = info
+
+    @property
+    def name(self) -> str:
+        return self.info.name
 
 
 class ExecutableReader(BlobContent):

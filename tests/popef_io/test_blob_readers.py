@@ -159,6 +159,19 @@ def test_unknown(reader: Reader) -> None:
     assert repr(unknown) == f"<UnknownBlob type 777 at {unknown.blob.offset}>"
 
 
+def test_every_kind_of_contents_has_its_size(reader: Reader) -> None:
+    contents = [
+        *reader.executables,
+        *reader.tensors,
+        *reader.feeds,
+        *reader.opaque_blobs,
+        *reader.unknown_blobs,
+    ]
+    assert len({type(content) for content in contents}) == 5
+    for content in contents:
+        assert content.size == len(content.raw())
+
+
 def test_blobs_tell_where_they_are(reader: Reader) -> None:
     names = [
         (blob.header.type_name, blob.name, blob.executable) for blob in reader.blobs

@@ -11,6 +11,7 @@ import popef_io
 from popef.data_info import FeedDataInfo, TensorDataInfo
 from popef.errors import WrongType, files_explained
 from popef.metadata import Metadata
+from popef.streams import stream_of
 from popef.taking import NotPickled, Path, got, path_of
 
 BlobReader = TypeVar(
@@ -40,7 +41,7 @@ class _DataFace(_Face[BlobReader]):
 
         Each stream has its own position, and outlives its reader.
         """
-        return self._reader.open()
+        return stream_of(self._reader.raw())
 
     def getAvailableReadSize(self) -> int:
         """Return the size of the contents in bytes."""
@@ -62,7 +63,7 @@ class ExecutableReader(_Face[popef_io.ExecutableReader]):
         """Return a stream of the decompressed contents, like
         `getStandaloneDataStream`.
         """
-        return self._reader.open()
+        return stream_of(self._reader.raw())
 
 
 class TensorReader(_DataFace[popef_io.TensorReader]):
