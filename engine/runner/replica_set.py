@@ -115,10 +115,8 @@ class ReplicaSet:
             raise self.failure.again()
         replicas = self._replicas
         number = 0 if replica_id is None else self.check_id(replica_id)
-        if replica_id is not None or len(replicas) == 1:
-            lines = replicas[number]
-        else:
-            lines = least_busy(replicas)
+        is_certain = replica_id is not None or len(replicas) == 1
+        lines = replicas[number] if is_certain else least_busy(replicas)
         if lines is None or not lines.default.usable:
             raise self._lost(number)
         return lines.of(priority) if priority else lines.default
