@@ -36,7 +36,7 @@ def model(kind: str) -> Any:
 def test_no_rows_are_an_error_and_the_device_lives(tmp_path: Path, kind: str) -> None:
     compile_model(model(kind), target := tmp_path / "m.popef")
     with ModelRunner(target) as runner:
-        with pytest.raises(EngineError, match="cannot be reshaped"):
+        with pytest.raises(EngineError, match=f"without elements of {kind} node"):
             runner.execute({"x": np.zeros((0, 4, 2), np.float32)})
         without_steps = {"x": np.zeros((5, 0, 2), np.float32)}
         if kind == "GRU":
@@ -71,7 +71,7 @@ def test_sizes_of_0_are_an_error_and_the_device_lives(
 ) -> None:
     compile_model(onnx.parser.parse_model(HEAD + text), target := tmp_path / "m.popef")
     with ModelRunner(target) as runner:
-        with pytest.raises(EngineError, match="Reshape"):
+        with pytest.raises(EngineError, match="input without elements of"):
             runner.execute({"x": np.zeros(empty, np.float32)})
         y = runner.execute({"x": np.ones(full, np.float32)})["y"]
         assert (y == 1).all()

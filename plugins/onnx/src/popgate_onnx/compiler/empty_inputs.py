@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from popgate_onnx.compiler.graphs import all_graphs, all_nodes
+from popgate_onnx.compiler.graphs import all_graphs, all_nodes, label
 
 #: The version of ONNX's operators since which `Reshape` has the shape as input.
 _SINCE: Final = 5
@@ -44,7 +44,7 @@ def guard_empty_inputs(model: Any) -> None:
             prefix = f"{_PREFIX}_{len(used)}"
             while any(name.startswith(f"{prefix}_") for name in used):
                 prefix += "_"
-            for one in reversed(list(_guards(node.input[0], shape, prefix))):
+            for one in reversed(list(_guards(node, shape, prefix))):
                 graph.node.insert(position, one)
                 used.update(one.output)
                 node.input[0] = f"{prefix}_checked"
@@ -66,11 +66,11 @@ def _shape(node: Any, ranks: Mapping[str, int]) -> tuple[int, ...] | None:
     return (-1, *[0] * (rank - 1)) if rank - 2 >= least else None
 
 
-def _guards(value: str, shape: tuple[int, ...], prefix: str) -> Iterator[Any]:
-    """Yield the nodes that make `<prefix>_checked`, which equals `value`."""
+def _guards(node: Any, shape: tuple[int, ...], prefix: str) -> Iterator[Any]:
+    """Yield the nodes that make `<prefix>_checked`, which equals the input."""
     from onnx import helper, numpy_helper
 
-    make = helper.make_node
+    make, value = helper.make_node, node.input[0]
     names = [f"{prefix}_{n}" for n in ("shape", "none", "is_none", "wrong", "wanted")]
     fixed, none, is_none, wrong, wanted = names
     if shape:
@@ -84,4 +84,6 @@ def _guards(value: str, shape: tuple[int, ...], prefix: str) -> Iterator[Any]:
         yield make("Shape", [value], [fixed])
         yield make("Equal", [fixed, none], [is_none])
         yield make("Where", [is_none, wrong, fixed], [wanted])
-    yield make("Reshape", [value, wanted], [f"{prefix}_checked"])
+    # Errors of requests contain the name.
+    name = f"input without elements of {label(node)}"
+    yield make("Reshape", [value, wanted], [f"{prefix}_checked"], name=name)
