@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,22 +14,27 @@ from app.limits import DEFAULT_LIMITS
 from app.observe.journal import Journal
 from app.observe.log import LogControl
 from app.serving.keys import Keys
-from engine import Refused
+from engine import Refused, SharedMemory, send_message
 from popgate_workers import worker as worker_module
 from popgate_workers import worker_process
 from popgate_workers.announcements import Announcements
 from popgate_workers.messages import (
     MOST,
     TO_SUPERVISOR,
+    AskJournal,
     AskParents,
+    JournalTold,
     Listening,
+    ParentsTold,
+    PingWorker,
+    Pong,
     SetAccess,
     ToWorker,
 )
 from popgate_workers.questions import Questions
 from popgate_workers.shared_counters import CounterSegment
-from popgate_workers.worker_process import WorkerProcess
-from tests.support import WAIT
+from popgate_workers.worker_process import StartedWorker, WorkerProcess
+from tests.support import WAIT, no_descriptors
 
 
 class Silent:
@@ -109,3 +115,39 @@ def test_a_worker_outlives_a_message_that_is_too_long(
         worker.say_listening()
         assert TO_SUPERVISOR.receive(theirs) == (Listening(), [])
     counters.close()
+
+
+@pytest.mark.parametrize("kind", [JournalTold, ParentsTold])
+def test_a_document_that_loses_its_descriptor_is_no_answer(
+    kind: type[JournalTold | ParentsTold],
+) -> None:
+    async def check() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        process: Any = SimpleNamespace(_sock=ours, questions=Questions(lambda _: None))
+        with ours, theirs, SharedMemory.create("document", 1) as memory:
+            ours.setblocking(False)
+            asked = asyncio.create_task(process.questions.ask(AskJournal, WAIT))
+            await asyncio.sleep(0)
+            send_message(theirs, kind(1, 1), (memory.fd,), MOST)
+            with no_descriptors():
+                StartedWorker._receive(process)
+            assert await asked is None
+
+    asyncio.run(check())
+
+
+def test_a_worker_without_descriptors_outlives_a_question(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    counters, keys = CounterSegment.create(), Keys(None)
+    facts = DEFAULT_LIMITS, keys, LogControl("info"), Journal(), WAIT
+    ours.setblocking(False)
+    with ours, theirs, closing(counters):
+        worker = worker_module.Worker(0, ours, counters, *facts)
+        send_message(theirs, AskJournal(1), (), MOST)
+        send_message(theirs, PingWorker(2), (), MOST)
+        with no_descriptors():
+            worker.receive_all()
+        assert TO_SUPERVISOR.receive(theirs) == (Pong(2), [])
+        assert "the supervisor cannot be answered" in caplog.text

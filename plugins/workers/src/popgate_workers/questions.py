@@ -41,7 +41,7 @@ class Questions:
         return None
 
     def answered(self, answer: Answer, fds: Sequence[int]) -> None:
-        """Take an answer."""
+        """Take an answer. A document that lost its descriptor counts as no answer."""
         asked = self._open.pop(answer.ask, None)
         if asked is None or asked.done():
             return
@@ -64,5 +64,9 @@ class Questions:
 
 
 def _document(size: int, fds: Sequence[int]) -> Any:
-    with SharedMemory.attach(os.dup(fds[0]), size) as memory:
+    try:
+        fd = os.dup(fds[0])
+    except (IndexError, OSError):
+        return None
+    with SharedMemory.attach(fd, size) as memory:
         return msgpack.unpackb(bytes(memory.view[:size]), use_list=False)

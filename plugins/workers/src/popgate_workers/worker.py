@@ -237,9 +237,12 @@ class Worker:
     ) -> None:
         """Answer a question with a document of any size."""
         raw = msgpack.packb(document)
-        with SharedMemory.create("document", len(raw)) as memory:
-            memory.view[: len(raw)] = raw
-            self._send(kind(ask, len(raw)), (memory.fd,))
+        try:
+            with SharedMemory.create("document", len(raw)) as memory:
+                memory.view[: len(raw)] = raw
+                self._send(kind(ask, len(raw)), (memory.fd,))
+        except OSError as error:
+            logger.warning("the supervisor cannot be answered: %s", error)
 
     def _send(self, message: ToSupervisor, fds: tuple[int, ...] = ()) -> None:
         try:

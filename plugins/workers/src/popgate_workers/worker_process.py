@@ -15,16 +15,25 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from engine import Refused, close_all, environment, send_message, starting
+from engine import (
+    DescriptorsLost,
+    Refused,
+    close_all,
+    environment,
+    send_message,
+    starting,
+)
 from popgate_workers.announcements import Announcements
 from popgate_workers.messages import (
     MOST,
     TO_SUPERVISOR,
     AskJournal,
     AskParents,
+    JournalTold,
     Left,
     Listening,
     NotJoined,
+    ParentsTold,
     PingWorker,
     Question,
     ServeConnection,
@@ -159,6 +168,11 @@ class StartedWorker:
         try:
             message, fds = TO_SUPERVISOR.receive(self._sock)
         except BlockingIOError:
+            return
+        except DescriptorsLost as lost:
+            logger.warning("%s", lost)
+            if isinstance(lost.message, JournalTold | ParentsTold):
+                self.questions.answered(lost.message, ())
             return
         except (OSError, EOFError):
             asyncio.get_running_loop().remove_reader(self._sock.fileno())
