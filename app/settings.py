@@ -49,7 +49,7 @@ ControlModeName = Literal["managed", "none", "poll", "explicit"]
 HTTP_STATUSES: Final = "http"
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+")
-_BASE_PATH = re.compile(r"(/[A-Za-z0-9_.~-]+){1,20}")
+_BASE_PATH = re.compile(r"(?!/(v[12](/models)?|metrics)$)(/[A-Za-z0-9_.~-]+){1,20}")
 
 
 def parse_device_wait(value: str) -> float | None:
@@ -105,7 +105,7 @@ def base_path_of(value: str) -> str:
     """Return a path without a slash at its end. Raises ValueError."""
     path = value.rstrip("/")
     if path and not _BASE_PATH.fullmatch(path):
-        raise ValueError(f"{value!r} must be a path, as in /some/base")
+        raise ValueError(f"{value!r} must be a path like /some/base, not the API's")
     return path
 
 

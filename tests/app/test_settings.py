@@ -91,6 +91,10 @@ def test_settings_are_frozen() -> None:
         {"log_level": "loud"},
         {"api_key": " "},
         {"device_wait": "later"},
+        {"base_path": "some"},
+        {"base_path": "/v1"},
+        {"base_path": "/v2/models/"},
+        {"base_path": "/metrics"},
         {"load_threads": 0},
         {"unknown": 1},
     ],
@@ -98,6 +102,11 @@ def test_settings_are_frozen() -> None:
 def test_values_that_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Settings(**values)  # type: ignore[arg-type]
+
+
+def test_a_base_path_may_begin_as_paths_of_the_api() -> None:
+    assert Settings(base_path="/v1/shop/").base_path == "/v1/shop"
+    assert Settings(base_path="/v10").base_path == "/v10"
 
 
 def test_models_to_load_are_named_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:
