@@ -492,6 +492,28 @@ def test_odd_answers_are_shown(
 
 
 @in_chromium
+def test_large_integers_of_an_example_stay_exact(
+    tmp_path: Path, chromium: Browser
+) -> None:
+    text = '<ir_version: 8, opset_import: ["": 17]> g ' + ODD["exact"]
+    folder = tmp_path / "exact" / "1"
+    folder.mkdir(parents=True)
+    onnx.save(onnx.parser.parse_model(text), folder / "model.onnx")
+    (tmp_path / "exact" / "config.toml").write_text("[example]\nx = [9007199254740993]")
+    with ServedGateway(tmp_path) as served:
+        chromium.open(f"{served.wait_ready().url}/#/models/exact")
+        chromium.wait_text("-d '{", ".code pre")
+        code = chromium.evaluate("document.querySelector('.code pre').innerText")
+        assert "[9007199254740993]" in code
+        chromium.wait("document.querySelector('textarea') !== null")
+        value = chromium.evaluate("document.querySelector('textarea').value")
+        assert "[9007199254740993]" in value
+        chromium.click(".run")
+        chromium.wait_text("9,007,199,254,740,993", ".answer .big")
+        check_quiet(chromium, served)
+
+
+@in_chromium
 def test_infinite_vectors_of_texts_are_shown(
     odd: ServedGateway, chromium: Browser
 ) -> None:

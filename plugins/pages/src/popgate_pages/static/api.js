@@ -42,10 +42,17 @@ export function send(path, options = {}) {
   return fetch(address(path), { ...options, headers });
 }
 
+/** The document of a text. Integers that a number cannot hold stay as they are in JSON. */
+function exactly(text) {
+  const kept = (_, value, context) =>
+    (typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source) ? JSON.rawJSON(context.source) : value);
+  return JSON.parse(text, JSON.rawJSON && /\d{16}/.test(text) ? kept : undefined);
+}
+
 /** The JSON of a route. Throws `Refused`, or what `fetch` throws. */
 export async function ask(path, options) {
   const answer = await send(path, options);
-  const body = await answer.json().catch(() => null);
+  const body = await answer.text().then(exactly).catch(() => null);
   if (!answer.ok) throw new Refused(answer.status, body);
   return body;
 }
