@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 
 from app.codec.messages import InferRequest
@@ -161,6 +162,36 @@ def test_a_called_model_hands_on_the_key(
 ) -> None:
     async def check() -> None:
         assert Called(*clients).request.client_request() == told
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("clients", "told"),
+    [
+        ((), OWN),
+        ((NOBODY,), NOBODY),
+        ((NOBODY, SHOP, SHOP), SHOP),
+        ((KEYLESS_THERE, NOBODY), KEYLESS_THERE),
+        ((SHOP, OTHER), ("id 1", "", '{"key":["other","shop"]}')),
+        ((SHOP, KEYLESS_THERE), ("id 1", "", '{"key":["","shop"]}')),
+    ],
+)
+def test_a_called_model_hands_on_the_keys_of_all_requests(
+    clients: tuple[ClientRequest, ...], told: ClientRequest
+) -> None:
+    async def check() -> None:
+        assert await Called(*clients).request.all_clients() == told
+        below = Called(told)
+        await below.begin()
+        if "[" in told[2]:
+            assert "several keys" in str(await below.answer())
+        elif told == NOBODY:
+            assert "have ended" in str(await below.answer())
+        else:
+            assert below.scheduler.owners == [
+                orjson.loads(told[2] or "{}").get("key", "")
+            ]
 
     asyncio.run(check())
 

@@ -48,6 +48,18 @@ class Told:
     def __call__(self, x):
         return {"length": [len(p.get("text", "")) for p in self.context.parameters]}
 """
+#: Calls `told` with parameters of its own.
+TELLING = """
+from popgate import Model
+
+class Telling(Model):
+    inputs = {"x": "INT32[1]"}
+    outputs = {"length": "INT32[1]"}
+    def load(self, context):
+        self.told = context.models["told"]
+    def __call__(self, x):
+        return self.told.call({"x": x}, parameters={"text": "four"})
+"""
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +70,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(root, "mixed", MIXED)
     write(root, "count", COUNT)
     write(root, "told", TOLD)
+    write(root, "telling", TELLING)
     return root
 
 

@@ -141,6 +141,15 @@ def test_a_model_reads_parameters_of_any_length(
             assert answer(response) == {"length": length}
 
 
+def test_a_called_model_reads_the_parameters_of_the_call(
+    clients: dict[str, httpx.Client],
+) -> None:
+    path = "/v1/models/telling/infer"
+    for where, client in clients.items():
+        until(lambda: prefix(client.post(path, json=told(1))) == where)  # noqa: B023
+        assert answer(client.post(path, json=told(9))) == {"length": 4}
+
+
 def told(length: int) -> dict[str, Any]:
     return {"inputs": {"x": [1]}, "parameters": {"text": "x" * length}}
 

@@ -34,7 +34,7 @@ from engine import (
 )
 from popgate_python_messages.call_messages import CallAnswer, ModelCall
 from popgate_python_models.called_inputs import called_inputs
-from popgate_python_models.parent_requests import is_known, owner_in
+from popgate_python_models.parent_requests import NOBODY, is_known, owners_in
 
 #: Seconds after its deadline until a call is given up. The requests behind the call
 #: often have the same deadline, and must end first (`app.serving.deadlines`): a model
@@ -103,15 +103,28 @@ class CalledRequest:
         found = self._caller.client_request(self._message.requests)
         if isinstance(found, int):
             return found
+        return self._with_call(found, owners_in(found[2]))
+
+    async def all_clients(self) -> ClientRequest:
+        """Return the same with the owners of all requests, and for requests of other
+        processes too.
+        """
+        found = await self._caller.client_requests(self._message.requests)
+        known = list(filter(is_known, found))
+        owners = [owners_in(stated) for _, _, stated in known]
+        every = set().union(*(one or {""} for one in owners)) if any(owners) else set()
+        return self._with_call(known[0] if known else NOBODY, every)
+
+    def _with_call(self, client: ClientRequest, owners: set[str]) -> ClientRequest:
         stated: dict[str, object] = {}
         if self._message.parameters:
             stated["parameters"] = self._message.parameters
-        if (owner := owner_in(found[2])) is not None:
-            stated["key"] = owner
+        if owners:
+            stated["key"] = sorted(owners) if len(owners) > 1 else owners.pop()
         elif self._table.has_keys and not self._message.requests:
             stated["key"] = ""  # the caller's own call, for no request
         text = orjson.dumps(stated, default=str).decode() if stated else ""
-        return *found[:2], text
+        return *client[:2], text
 
     def add_nested_call(self, call: NestedCall) -> None:
         """Record that the called model has called another one."""
@@ -179,7 +192,8 @@ class CalledRequest:
         found = await self._caller.client_requests(requests)
         # A request that has ended has no owner any more. It must not become one of a
         # client without a key.
-        owners = {owner_in(one[2]) or "" for one in found if is_known(one)}
+        known = (owners_in(one[2]) or {""} for one in found if is_known(one))
+        owners: set[str] = set().union(*known)
         if requests and not owners:
             msg = (
                 f"a call to model '{self._message.model}', which has sequences, needs "

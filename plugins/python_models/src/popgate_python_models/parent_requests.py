@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
 
 import orjson
 
@@ -20,10 +21,14 @@ from engine import ModelRunner, process_of
 NOBODY: ClientRequest = ("", "", "")
 
 
-def owner_in(stated: str) -> str | None:
-    """Return the owner of a request from a string of `stated_by`."""
-    owner: str | None = orjson.loads(stated).get("key") if stated else None
-    return owner
+def owners_in(stated: str) -> set[str]:
+    """Return the owners of a request from a string of `stated_by`; a call may have
+    several. The result is empty if the string names none.
+    """
+    key = orjson.loads(stated).get("key") if stated else None
+    if key is None:
+        return set()
+    return {key} if isinstance(key, str) else set(key)
 
 
 def is_known(client: ClientRequest) -> bool:
@@ -31,7 +36,17 @@ def is_known(client: ClientRequest) -> bool:
     parameters of a call.
     """
     request_id, _, stated = client
-    return bool(request_id) or owner_in(stated) is not None
+    return bool(request_id) or bool(owners_in(stated))
+
+
+@runtime_checkable
+class CallOfModel(Protocol):
+    """A call to another model."""
+
+    async def all_clients(self) -> ClientRequest:
+        """Return what `client_request` returns, with the owners of all requests for
+        which the call is made, and with what other processes know of them.
+        """
 
 
 class RemoteParent:
@@ -87,7 +102,12 @@ class ParentRequests:
     ) -> tuple[ClientRequest, ...]:
         """Return all clients, including those of other processes."""
         found = self.of(model, numbers)
-        clients = [NOBODY if one is None else one.client_request() for one in found]
+        clients = [
+            await one.all_clients()
+            if isinstance(one, CallOfModel)
+            else (NOBODY if one is None else one.client_request())
+            for one in found
+        ]
         elsewhere = [one for one in clients if isinstance(one, int)]
         known = await self._others.client_requests(elsewhere) if elsewhere else {}
         return tuple(
