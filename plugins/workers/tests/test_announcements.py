@@ -106,3 +106,25 @@ def test_a_device_that_does_not_answer_keeps_no_change_back(
 
     with DeviceManager("cpu:20-20").get_device() as device:
         asyncio.run(asyncio.wait_for(run(device), WAIT))
+
+
+def test_a_change_that_cannot_be_sent_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(announcements, "MOST", 1)
+    published: Any = SimpleNamespace(
+        names=lambda: ["m"], default_of=lambda _: "1", entries_of=lambda _: ()
+    )
+
+    async def run() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            told = Announcements(published, ours)
+            assert told.is_behind
+            task = asyncio.create_task(told.send_all())
+            while "cannot tell a worker" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert not told.is_behind
+            task.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), WAIT))

@@ -26,6 +26,8 @@ _FULL_TICK = 0.02
 #: Seconds until a change is sent again whose device did not answer, or for which the
 #: worker had no descriptors.
 _AGAIN = 1.0
+#: The most characters of the reason for which a model failed that a worker is sent.
+_MOST_WHY = 1000
 
 
 class Announcements(FeedingProcess):
@@ -136,11 +138,9 @@ class Announcements(FeedingProcess):
             runners[entry.key] = runner
         message = self._model_message(name, entries)
         new = runners.keys() - self.held.keys()
-        # The answer arrives quickly, so it is expected before the message is sent.
         self.held |= runners
-        self._unacknowledged.add(message.seq)
         try:
-            await self._send(message)
+            await self._send_model(message)
         except MessageTooLong:
             logger.info(
                 "model %s runs in the supervisor: its description exceeds the message "
@@ -149,14 +149,20 @@ class Announcements(FeedingProcess):
             )
             for key in new:
                 del self.held[key]
-            self._unacknowledged.discard(message.seq)
-            message = self._model_message(name, ())
-            self._unacknowledged.add(message.seq)
+            await self._send_model(self._model_message(name, ()))
+
+    async def _send_model(self, message: ModelChanged) -> None:
+        # The answer arrives quickly, so it is expected before the message is sent.
+        self._unacknowledged.add(message.seq)
+        try:
             await self._send(message)
+        except MessageTooLong:
+            self._unacknowledged.discard(message.seq)
+            raise
 
     def _model_message(self, name: str, entries: Iterable[SharedEntry]) -> ModelChanged:
         failed = (
-            (key, str(runner.failure))
+            (key, str(runner.failure)[:_MOST_WHY])
             for key, runner in self.held.items()
             if isinstance(runner, ModelRunner) and runner.failure is not None
         )
