@@ -6,6 +6,7 @@ is attached, and come back on request: every run makes them stale.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -58,7 +59,7 @@ class ProgramSession:
     the session, run it and copy weights to the host in the same order. cache: the
     folder of compiled programs, or None. around: other inputs of a compiled program.
     tell: receives lines for the log. Raises IrError if the program is wrong, NotYet for
-    unsupported features. Not thread-safe.
+    unsupported features. Runs of several threads follow one another.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class ProgramSession:
         self._printer = printer
         self._on_pool = on_pool
         self._device: ProgramRunner | None = None
+        self._turn = threading.RLock()
         self.is_lost = False
         """True if a run was cut off: the device's state is lost."""
 
@@ -198,15 +200,16 @@ class ProgramSession:
         given: Mapping[str, Any],
         taken: Mapping[str, Any],
     ) -> None:
-        if self._exchanges is not None and not self._is_lockstep:
-            self._exchanges.begin()
-            given = {**given, **self._exchanges.sources()}
-            taken = {**taken, **self._exchanges.sinks()}
-        try:
-            self._attached().run(programs, given, taken)
-        except (RunError, KeyboardInterrupt):
-            self.is_lost = self._on_pool
-            raise
+        with self._turn:
+            if self._exchanges is not None and not self._is_lockstep:
+                self._exchanges.begin()
+                given = {**given, **self._exchanges.sources()}
+                taken = {**taken, **self._exchanges.sinks()}
+            try:
+                self._attached().run(programs, given, taken)
+            except (RunError, KeyboardInterrupt):
+                self.is_lost = self._on_pool
+                raise
 
     def weights_from_host(self) -> None:
         """Send the host's copies to the device; changes by the device are lost."""

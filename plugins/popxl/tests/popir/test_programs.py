@@ -12,6 +12,7 @@ Covers: plugins/popxl/src/popir/lowering/lower.py,
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -88,3 +89,17 @@ def test_what_runs_as_weights_come_and_go_keeps_what_it_computed() -> None:
         assert session.get_tensor_data(v).tolist() == [202, 202]
         assert session.get_tensor_data(count) == 1
     assert session.get_tensor_data(count) == 1, "nothing had changed since"
+
+
+def test_runs_of_several_threads_follow_one_another() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence():
+        count = popxl.variable(np.zeros(1 << 12, np.float32))
+        ops.add_(count, popxl.constant(np.ones(1 << 12, np.float32)))
+        out = popxl.d2h_stream((1 << 12,), popxl.float32)
+        ops.host_store(out, count)
+    with popxl.Session(ir, "ipu_model") as session, ThreadPoolExecutor(3) as pool:
+        runs = [pool.submit(session.run) for _ in range(300)]
+        seen = [int(run.result()[out][0]) for run in runs]
+        assert sorted(seen) == list(range(1, 301))
+        assert session.get_tensor_data(count)[0] == 300

@@ -368,6 +368,8 @@ def conv_transpose(b: Builder, call: OpCall, values: list[Value]) -> list[Value]
     cut = [(max(w[1], 0), max(w[2], 0)) for w in window]
     added = [(max(-w[1], 0), max(-w[2], 0)) for w in window]
     sizes = [n - sum(a) for n, a in zip(shape[2:], added, strict=True)]
+    if min(sizes) < 1:  # the paddings cut off all but the added zeros
+        return [b.full(shape, values[0].dtype)]
     (result,) = b.node(
         "ConvTranspose",
         values[:2],

@@ -88,6 +88,18 @@ def test_output_padding_beyond_the_stride(
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_output_padding_alone_is_left() -> None:
+    x, w = np.ones((1, 1, 1, 4), np.float32), np.ones((1, 1, 1, 1), np.float32)
+    (found,) = run(
+        lambda t, v: ops.conv_transpose(
+            t, v, (1, 1), (1, 0, 0, 1), output_padding=(2, 0)
+        ),
+        x,
+        w,
+    )
+    np.testing.assert_array_equal(found, np.zeros((1, 1, 2, 3), np.float32))
+
+
 def test_what_conv_transpose_refuses() -> None:
     with popxl.Ir().main_graph:
         t = popxl.variable(X)
