@@ -750,6 +750,32 @@ def test_spans_that_cannot_be_exported_are_counted() -> None:
     assert spans.dropped == 1
 
 
+def test_spans_for_which_no_thread_starts_are_counted() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    collector = Collector()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in collector.variables.items():
+                patch.setenv(name, value)
+            spans = Spans(collector.variables)
+        asked = Asked(b"1", "POST", "/v1/models/m/infer")
+        failed = Failed(asked, None, 404, "no", "", time.monotonic_ns(), 0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            spans.record(asked, failed)
+        assert spans.dropped == 1
+        spans.record(asked, failed)
+        spans.close()
+        assert spans.dropped == 1
+    finally:
+        collector.close()
+    assert len(collector.spans) == 1
+
+
 def test_members_of_a_batch_are_linked(tmp_path: Path, collector: Collector) -> None:
     from concurrent.futures import ThreadPoolExecutor
 

@@ -178,10 +178,15 @@ class Spans:
             self._full += 1
             return asked
         if self._thread is None:
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._run, name="popgate-spans", daemon=True
             )
-            self._thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # no room for a thread; the next request tries again
+                self._full += 1
+                return asked
+            self._thread = thread
         self._jobs.append((asked, request, tuple(calls), time.monotonic_ns()))
         # This wakes the thread twice a batch, not for each request.
         if not count:
