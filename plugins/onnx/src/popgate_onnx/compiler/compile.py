@@ -56,6 +56,7 @@ from popgate_onnx.compiler.rows.lengths import shown_lengths
 from popgate_onnx.compiler.rows.row_check import Dependent, Run
 from popgate_onnx.compiler.rows.row_proof import wrongly_fixed
 from popgate_onnx.compiler.source import OnnxModel, OnnxSource, read_model
+from popgate_onnx.compiler.sums import make_sums_exact
 from popgate_onnx.compiler.weights import Weight, drop_unused, take_inside, take_out
 
 _log = logging.getLogger(__name__)
@@ -201,6 +202,7 @@ def _load_model(
     guard_divisions(model.proto)
     guard_frames(model.proto)
     guard_empty_inputs(model.proto)
+    make_sums_exact(model.proto)
     check_types(model.proto)
     change(model.proto, options)
     drop_unused(model.proto.graph)

@@ -7,20 +7,18 @@ NumPy.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 
-from popgate_onnx.compiler.graphs import all_graphs, all_nodes, graphs_of
+from popgate_onnx.compiler.graphs import all_graphs
+from popgate_onnx.compiler.replacing import NodeReplacement, replace_nodes
 
 #: The version of ONNX's operators since which `Where` exists.
 _SINCE: Final = 9
 _PREFIX: Final = "popgate_division"
-
-Types: TypeAlias = Mapping[str, int]
-"""The element types of values, by name."""
 
 
 def guard_divisions(model: Any) -> None:
@@ -29,8 +27,9 @@ def guard_divisions(model: Any) -> None:
     if max(versions, default=0) < _SINCE:
         return
     safe = frozenset(_without_minus_one(model.graph))
-    if any(_may_fault(node, safe) for node in all_nodes(model.graph)):
-        _guard(model.graph, _with_types(model), {}, safe, _names(model.graph))
+    wants = partial(_may_fault, safe=safe)
+    types = frozenset(_types())
+    replace_nodes(model, NodeReplacement(wants, types, _guarded, _PREFIX, typed=2))
 
 
 def _may_fault(node: Any, safe: frozenset[str]) -> bool:
@@ -69,66 +68,6 @@ def _types() -> tuple[int, int]:
     from onnx import TensorProto
 
     return TensorProto.INT32, TensorProto.INT64
-
-
-def _with_types(model: Any) -> Any:
-    """Return the graph with the types of its values, and without its weights."""
-    import onnx
-    from onnx import helper
-
-    light = type(model)(ir_version=model.ir_version)
-    light.opset_import.extend(model.opset_import)
-    light.functions.extend(model.functions)
-    graph = light.graph
-    graph.name = "types"
-    graph.node.extend(model.graph.node)
-    graph.output.extend(model.graph.output)
-    given = {value.name: value for value in model.graph.input}
-    for tensor in model.graph.initializer:
-        given[tensor.name] = helper.make_tensor_value_info(
-            tensor.name, tensor.data_type, tensor.dims
-        )
-    graph.input.extend(given.values())
-    try:
-        return onnx.shape_inference.infer_shapes(light).graph
-    except Exception:  # onnx raises many kinds of errors
-        return graph
-
-
-def _names(graph: Any) -> Iterator[str]:
-    """Yield prefixes of names that the model does not use."""
-    used = {name for node in all_nodes(graph) for name in node.output}
-    for inner in all_graphs(graph):
-        used.update(value.name for value in (*inner.input, *inner.initializer))
-    for number in itertools.count():
-        if not any(name.startswith(f"{_PREFIX}_{number}_") for name in used):
-            yield f"{_PREFIX}_{number}_"
-
-
-def _guard(
-    graph: Any, inferred: Any, outer: Types, safe: frozenset[str], names: Iterator[str]
-) -> None:
-    values = (*inferred.input, *inferred.value_info, *inferred.output)
-    types = {
-        **outer,
-        **{value.name: value.type.tensor_type.elem_type for value in values},
-        **{tensor.name: tensor.data_type for tensor in inferred.initializer},
-    }
-    nodes = []
-    for node, same in zip(graph.node, inferred.node, strict=True):
-        for inner, inner_same in zip(graphs_of(node), graphs_of(same), strict=True):
-            _guard(inner, inner_same, types, safe, names)
-        if _may_fault(node, safe):
-            known = {types.get(name, 0) for name in (*node.input, *node.output)}
-            kind = known.intersection(_types())
-            if kind:
-                nodes += _guarded(node, kind.pop(), next(names))
-                continue
-        nodes.append(node)
-    if len(nodes) > len(graph.node):
-        copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(copies)
 
 
 def _guarded(node: Any, kind: int, prefix: str) -> list[Any]:
