@@ -125,11 +125,11 @@ class ModelInterface:
         another type mean nothing.
         """
         desc = self._desc_by_name.get(name)
-        if desc is not None and desc.data_type.numpy_dtype == array.dtype:
-            return Tensor.from_numpy(array, desc.data_type)
         try:
+            if desc is not None and desc.data_type.numpy_dtype == array.dtype:
+                return Tensor.from_numpy(array, desc.data_type)
             tensor = Tensor.from_numpy(array)
-        except PopefError as error:
+        except (PopefError, AttributeError) as error:  # it may be no array
             raise InvalidInput(f"input {name!r}: {error}") from None
         if desc is not None and tensor.data_type is not desc.data_type:
             raise InvalidInput(

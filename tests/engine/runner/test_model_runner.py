@@ -246,6 +246,18 @@ def test_arrays_of_another_type_are_refused(
         assert np.array_equal(runner.execute({"input": rows(1)})["output"], rows(3))
 
 
+@pytest.mark.parametrize(
+    "wrong", [["a"], None, np.array([5], object), np.array(["\ud800"])]
+)
+def test_what_is_no_array_of_strings_is_refused(
+    tmp_path: Path, shared_device: Device, wrong: Any
+) -> None:
+    with ModelRunner(models.text(tmp_path / "m.popef"), on(shared_device)) as runner:
+        with pytest.raises(InvalidInput, match="input 'input': "):
+            runner.execute({"input": wrong})
+        assert runner.execute({"input": np.array(["a"])})["output"] == [b"a!"]
+
+
 def test_a_failing_request_fails_alone(tmp_path: Path, shared_device: Device) -> None:
     with ModelRunner(models.gather(tmp_path / "m.popef"), on(shared_device)) as runner:
         indexes = [n % 10 for n in range(100)]
