@@ -8,6 +8,7 @@ Covers: plugins/client/src/popgate_client/async_client.py,
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from popgate_client import (
     AuthenticationError,
     Client,
     ClientError,
+    DeadlineExceeded,
     InvalidRequest,
     NotFound,
     Outputs,
@@ -96,6 +98,20 @@ def test_options_of_a_call(client: Driven) -> None:
     assert outputs["OUTPUT1"].tolist() == [[b"0:0", b"0:1"]]
     outputs = client.infer("simple", INPUT0=ROW, INPUT1=ROW, outputs=["OUTPUT1"])
     assert list(outputs) == ["OUTPUT1"]
+
+
+@pytest.mark.parametrize("timeout", [np.float32(30), 30, math.inf, 1e300, "30"])
+def test_timeouts_of_any_form(client: Driven, timeout: Any) -> None:
+    outputs = client.infer("simple", INPUT0=ROW, INPUT1=ROW, timeout=timeout, version=1)
+    assert outputs["OUTPUT1"].tolist() == [[0] * 16]
+
+
+def test_timeouts_that_are_none(client: Driven) -> None:
+    for wrong in (math.nan, "soon", [1]):
+        with pytest.raises(InvalidRequest, match="timeout must be a number, got"):
+            client.infer("simple", INPUT0=ROW, INPUT1=ROW, timeout=wrong)
+    with pytest.raises(DeadlineExceeded):
+        client.infer("simple", INPUT0=ROW, INPUT1=ROW, timeout=0)
 
 
 def test_mistakes_are_typed(client: Driven) -> None:

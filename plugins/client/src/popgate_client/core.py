@@ -6,6 +6,7 @@ two clients differ only in how they run one: blocking, or in an event loop.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Mapping
@@ -33,6 +34,7 @@ from popgate_client.steps import CallOptions, Options, Pause, RoundTrip, Steps
 BINARY_EXTENSION = "binary_tensor_data"
 FIRST_PAUSE = 0.05  # seconds before a second attempt, unless the server names a time
 LONGEST_PAUSE = 2.0
+_LIFETIME = 1e9  # seconds; a longer timeout is none
 _clock = time.monotonic
 
 
@@ -84,7 +86,7 @@ class Core:
         """Return a request as the bytes to send, including its head."""
         known, inputs = yield from self._asked(model, version, value)
         make = known.stream if stream else known.request
-        request, parts = make(inputs, options, self.options.timeout)
+        request, parts = make(inputs, options, self._limit(options.timeout))
         pieces = [p if isinstance(p, bytes) else p.tobytes() for p in parts]
         return b"".join([request.head, *pieces])
 
@@ -109,8 +111,19 @@ class Core:
         return known, known.named(model, value)
 
     def _limit(self, timeout: float | None) -> float | None:
-        """Return the time limit of a call in seconds: its own, or the client's."""
-        return timeout if timeout is not None else self.options.timeout
+        """Return the time limit of a call in seconds: its own, or the client's. None if
+        there is none, or if it is longer than a lifetime. Raises `InvalidRequest`.
+        """
+        limit = self.options.timeout if timeout is None else timeout
+        if limit is None:
+            return None
+        try:
+            seconds = float(limit)
+        except (TypeError, ValueError):
+            seconds = math.nan
+        if math.isnan(seconds):
+            raise InvalidRequest(f"the timeout must be a number, got {limit!r}")
+        return seconds if seconds < _LIFETIME else None
 
     def generation(
         self,
@@ -218,7 +231,7 @@ class Core:
         """Return whether a path answers with 200; False also if the server cannot be
         reached.
         """
-        ask = self._round_trip("GET", path, [b""], {}, self.options.timeout)
+        ask = self._round_trip("GET", path, [b""], {}, self._limit(None))
         try:
             answer = yield ask
         except ConnectionFailed:
@@ -333,7 +346,7 @@ def _model_path(model: str, version: str) -> str:
     if not model:
         raise InvalidRequest("the model's name is empty; name a model")
     path = f"/v2/models/{quoted(model)}"
-    return f"{path}/versions/{quoted(version)}" if version else path
+    return f"{path}/versions/{quoted(str(version))}" if version else path
 
 
 def quoted(name: str) -> str:

@@ -81,7 +81,8 @@ def call_options(
     headers: Mapping[str, str] | None,
 ) -> CallOptions:
     """Return the options of one call."""
-    if not (outputs or parameters or priority or request_id or timeout or headers):
+    given = outputs or parameters or priority or request_id or headers
+    if not given and timeout is None:
         return PLAIN
     return CallOptions(outputs, parameters, priority, request_id, timeout, headers)
 
