@@ -120,8 +120,9 @@ def test_program_numbers_and_sizes_of_numpy(simple: str) -> None:
     every: list[Any] = [*queues.outputs.values(), *queues.inputs.values()]
     for queue, array in zip(every, memory, strict=True):
         queue.enqueue(array, array.nbytes)
-    with pytest.raises(InvalidModel, match="no program 7"):
-        session.runPrograms([7])
+    for wrong in (7, -1, 1 << 70):
+        with pytest.raises(InvalidModel, match=f"no program {wrong}"):
+            session.runPrograms([wrong])
     assert session.runPrograms(np.array([0, 1]))
     assert not session.isStopped()
     weights = np.linspace(0.5, 2.0, 4, dtype=np.float32)

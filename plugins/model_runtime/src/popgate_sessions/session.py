@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from engine.devices.device import Device
 from engine.devices.device_manager import DeviceManager
-from engine.errors import DeviceBusy, InvalidConfig
+from engine.errors import DeviceBusy, InvalidConfig, InvalidModel
 from engine.fork_guard import fork_guard
 from engine.model.model_file import ModelFiles, open_model
 from engine.programs.executable import Executable
@@ -34,6 +34,7 @@ from popgate_sessions.session_lease import lease_of
 
 #: User batches that a queue has room for by default.
 DEFAULT_BUFFERS = 8
+_MOST_PROGRAMS = 1 << 32  # a message has no room for larger numbers
 
 
 class Session:
@@ -271,6 +272,9 @@ class Session:
         """
         deadline = _deadline(timeout)
         programs = [operator.index(number) for number in programs]
+        for number in programs:
+            if not 0 <= number < _MOST_PROGRAMS:
+                raise InvalidModel(f"there is no program {number}; they begin with 0")
         with self._hold() as loaded:
             done = loaded.run(programs, deadline)
             if done and set(self._flow.load) <= set(programs):
