@@ -108,7 +108,7 @@ class JoinedRunner:
         if validate:
             check_inputs(self.name, self._request_descs, inputs)
         rows = self._batches.units(inputs)
-        deadline_ns = 0 if deadline is None else int(deadline * 1e9)
+        deadline_ns = 0 if deadline is None else int(min(deadline, 9e9) * 1e9)
         channel = self._pick(priority, replica_id)
         request = channel.submit(
             inputs, rows, deadline_ns, on_done, 0, into, delayed, optional

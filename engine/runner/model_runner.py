@@ -185,7 +185,7 @@ class ModelRunner:
             self.interface.validate(inputs)
         rows = self._batches.units(inputs)
         channel = self._replicas.pick(replica_id, priority)
-        deadline_ns = 0 if deadline is None else int(deadline * 1e9)
+        deadline_ns = 0 if deadline is None else int(min(deadline, 9e9) * 1e9)
         request = channel.submit(
             inputs, rows, deadline_ns, on_done, began_ns, into, delayed, optional
         )
@@ -241,7 +241,7 @@ class ModelRunner:
         if validate and outputs is not None:
             interface.check_outputs(units, outputs)
         into = OutputArrays(outputs)
-        deadline_ns = 0 if deadline is None else int(deadline * 1e9)
+        deadline_ns = 0 if deadline is None else int(min(deadline, 9e9) * 1e9)
         while True:
             channel = self._replicas.pick(number)
             most = min(self._most_in_flight, channel.limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -15,8 +16,9 @@ import pytest
 
 import model_runtime
 import popef
-from engine import InvalidConfig, InvalidModel, UnknownAnchor
+from engine import DeviceManager, InvalidConfig, InvalidModel, UnknownAnchor
 from model_runtime import AnchorCallbackPolicy, LaunchPolicy
+from popgate_sessions import Session
 
 Array = np.ndarray[Any, Any]
 
@@ -127,6 +129,17 @@ def test_program_numbers_and_sizes_of_numpy(simple: str) -> None:
     assert not session.isStopped()
     weights = np.linspace(0.5, 2.0, 4, dtype=np.float32)
     np.testing.assert_allclose(memory[0], rows(3) * weights + rows(3))
+
+
+def test_timeouts_of_any_form(simple: str) -> None:
+    with DeviceManager().get_device() as device, Session(simple) as session:
+        session.bind_to_device(device)
+        timeouts: list[Any] = [np.float32(30), 1e10, math.inf]
+        for timeout in timeouts:
+            assert session.run_load_programs(timeout)
+        with pytest.raises(InvalidConfig, match="must be a number of seconds, got nan"):
+            session.run_load_programs(math.nan)
+        assert session.run_load_programs()
 
 
 def test_what_a_session_tells(simple: str) -> None:

@@ -8,6 +8,7 @@ engine/worker/scheduler.py.
 
 from __future__ import annotations
 
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -60,6 +61,8 @@ def test_numbers_may_be_numpys(tmp_path: Path, shared_device: Device) -> None:
         )
         assert result.wait(timeout)
         runner.execute({"input": rows(1)}, replica_id=replica, timeout=np.int64(WAIT))
+        for late in (1e12, math.inf):
+            runner.execute({"input": rows(1)}, timeout=late)
         assert runner.tracepoints(replica).count == 0
         assert runner.run_save_programs(replica) == {}
         with pytest.raises(InvalidInput, match="from 0 to 0, got 1"):

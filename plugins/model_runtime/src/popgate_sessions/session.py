@@ -8,6 +8,7 @@ while others enqueue. `ModelRunner` is the other way to run a model.
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import time
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ from popgate_sessions.session_lease import lease_of
 
 #: User batches that a queue has room for by default.
 DEFAULT_BUFFERS = 8
+_LIFETIME = 1e9  # seconds; a longer timeout is none
 _MOST_PROGRAMS = 1 << 32  # a message has no room for larger numbers
 
 
@@ -362,4 +364,8 @@ class Session:
 
 
 def _deadline(timeout: float | None) -> float | None:
-    return None if timeout is None else time.monotonic() + timeout
+    """Return the time at which a run that begins now must end; None for none."""
+    seconds = math.inf if timeout is None else float(timeout)
+    if math.isnan(seconds):
+        raise InvalidConfig(f"the timeout must be a number of seconds, got {timeout!r}")
+    return time.monotonic() + seconds if seconds < _LIFETIME else None
