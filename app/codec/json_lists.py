@@ -20,16 +20,18 @@ from typing import Any
 
 import numpy as np
 
+from app.codec.chunks import join
 from app.codec.json_text import UNBOUNDED, check_values, parse_json
+from app.codec.messages import Body
 from app.codec.number_lists import LongList, NumberList, Unusual, skeleton_of
 from app.give_way import give_way
 from app.limits import Limits
 
 #: Up to this number of inputs, the lists of a request are searched for.
 MOST_LISTS = 64
-#: In documents of at least this many bytes, long lists are read in blocks.
-LARGE = 1 << 19
-
+#: In documents of more bytes, or of more lists, objects and keys, long lists are read
+#: in blocks, in a thread. A list or key takes a microsecond.
+LARGE, _DENSE = 1 << 19, 1 << 14
 _KEY = b'"data":'
 # Bytes of text: the least length of a long list, and what is searched at a time.
 _LONG = 1 << 16
@@ -107,6 +109,19 @@ def _put_back(document: object, lists: list[NumberList]) -> None:
             count += 1
     if count != len(lists):
         raise Unusual
+
+
+def is_long(body: Body, most: int = LARGE) -> bool:
+    """Return whether parsing a JSON body takes too long for the event loop."""
+    if not _DENSE < (size := sum(map(len, body))) <= most:
+        return size > most
+    return sum(map(join(body).count, (b"[", b"{", b":"))) > _DENSE
+
+
+def parse_listed(text: bytes, limits: Limits) -> Any:
+    """Parse JSON like `parse_json`, in blocks if that takes long."""
+    is_plain = not is_long([text])
+    return parse_json(text, limits) if is_plain else listed(parse_large(text, limits))
 
 
 def parse_large(text: bytes, limits: Limits) -> Any:

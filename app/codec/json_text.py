@@ -34,7 +34,7 @@ from app.errors import (
 from app.give_way import give_way
 from app.limits import LIST_WEIGHT, Limits
 
-# Below this size, checking every element is cheaper than searching the text.
+# Below this size, and for more inputs, it is cheaper to check every element.
 _SMALL = 1024
 # Words of orjson's message about nesting, which depends on its release.
 _TOO_DEEP = ("depth", "ecursion")
@@ -296,7 +296,7 @@ def may_hold_booleans(text: bytes, inputs: list[Any] | dict[str, Any]) -> bool:
     nor an ``s``, which ``true`` and ``false`` do. Returns True if the text does not
     decide.
     """
-    if len(text) < _SMALL:
+    if len(text) < _SMALL or len(inputs) > _SMALL:
         return True
     find = text.find
     end = 0

@@ -11,7 +11,7 @@ from app.codec.classification import classified, classify
 from app.codec.document import DocumentReader
 from app.codec.files.file_body import FileReader
 from app.codec.inputs import Input
-from app.codec.json_lists import LARGE, parse_large, parse_with_lists
+from app.codec.json_lists import is_long, parse_large, parse_with_lists
 from app.codec.json_text import check_json_size, may_hold_booleans, parse_json
 from app.codec.media import KNOWN_WAYS, encoding_of, reply_to, way_of
 from app.codec.messages import (
@@ -135,7 +135,9 @@ class ModelCodec:
             self._check_npy(request, reply)
         return request
 
-    def takes_long(self, headers: Mapping[bytes, bytes], body: Body) -> bool:
+    def takes_long(
+        self, headers: Mapping[bytes, bytes], body: Body, form: object = None
+    ) -> bool:
         """Return whether decoding a large body takes too long for the event loop.
 
         Binary tensors need no conversion, however large they are. Strings and booleans
@@ -143,30 +145,28 @@ class ModelCodec:
         """
         size = sum(map(len, body))
         header_length = headers.get(b"inference-header-content-length")
-        is_long = size > DECODED_AT_ONCE
-        if not is_long and (size <= ALL_AT_ONCE or header_length is not None):
-            return False
-        if is_long and self._is_looked_at:
+        is_large = size > DECODED_AT_ONCE
+        if size <= ALL_AT_ONCE or form is not None:
+            return form is not None and is_long(body, DECODED_AT_ONCE)
+        if is_large and self._is_looked_at:
             return True
         if header_length is not None:
-            return header_length.isdigit() and (
-                len(header_length) > 9 or int(header_length) > DECODED_AT_ONCE_AT_MOST
-            )
+            head = int(header_length[-10:]) if header_length.isdigit() else 0
+            head = min(head, DECODED_AT_ONCE_AT_MOST + 1)
+            return head > ALL_AT_ONCE and is_long([beginning(body, head)[:head]])
         first = beginning(body, _PEEKED)
         try:
             encoding = encoding_of(headers.get(b"content-type"), [first])
         except RequestError:
             return False
         if encoding is Encoding.FORM:
-            return is_long
+            return is_large
         if encoding is Encoding.NPY:
             return is_rearranged(first)
         if encoding is Encoding.MSGPACK:
             # The whole body is joined, if it came in several chunks.
-            is_copied = size > DECODED_AT_ONCE_AT_MOST
-            return is_copied or not is_mostly_bytes(first, size)
-        is_slow = self._is_looked_at or size > DECODED_AT_ONCE_AT_MOST
-        return encoding is Encoding.JSON and is_slow
+            return size > DECODED_AT_ONCE_AT_MOST or not is_mostly_bytes(first, size)
+        return encoding is Encoding.JSON and (self._is_looked_at or is_long(body))
 
     def takes_long_to_encode(self, request: InferRequest, size: int) -> bool:
         """Return whether encoding `size` bytes takes too long for the event loop.
@@ -327,14 +327,12 @@ def _decode_json(
     reader: DocumentReader, limits: Limits, body: Body, reply: Reply
 ) -> InferRequest:
     """Return the request of a body that is JSON from end to end."""
-    first = body[0] if len(body) == 1 else None
-    text = first if isinstance(first, bytes) else join(body)
+    text = join(body)
     size = len(text)
-    if size > limits.max_json_bytes:
-        check_json_size(size, limits)
+    check_json_size(size, limits)
     if size < SMALL:
         return reader.read(parse_json(text, limits), reply)
-    if size > LARGE:
+    if is_long([text]):
         return reader.read(parse_large(text, limits), reply)
     if may_have_lists(text):
         request = _decode_usual(reader, limits, text, reply)

@@ -13,6 +13,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
+from app.codec.json_lists import is_long
 from app.codec.media import quality_of
 from app.codec.messages import InferRequest, Response
 from app.codec.model import DECODED_AT_ONCE
@@ -141,7 +142,7 @@ class NamingCall(AsgiCall):
         self._locating: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        if self.share.size > DECODED_AT_ONCE or b"content-encoding" in self.headers:
+        if b"content-encoding" in self.headers or is_long(self.body, DECODED_AT_ONCE):
             self._locating = asyncio.create_task(self._locate())
             return
         try:

@@ -597,5 +597,5 @@ class Call(CallState):
 
 
 def _is_slow(call: Call, entry: ModelEntry) -> bool:
-    is_long = sum(map(len, call.body)) > DECODED_AT_ONCE
-    return is_long or entry.codec.takes_long(call.headers, call.body)
+    is_large = sum(map(len, call.body)) > DECODED_AT_ONCE
+    return is_large or entry.codec.takes_long(call.headers, call.body, call.form)

@@ -13,7 +13,7 @@ from app.background import DaemonPool
 from app.codec.compression import Coding, compress, inflate, inflate_small
 from app.codec.memory_check import reserving
 from app.codec.messages import Body, InferRequest, Response
-from app.codec.model import DECODED_AT_ONCE, ModelCodec
+from app.codec.model import ModelCodec
 from app.codec.preamble import read_preamble
 from app.errors import ModelNotReady, UnknownModel
 from app.observe.answers import Answers
@@ -201,11 +201,7 @@ class Decoding:
         while True:
             if not entry.ready:
                 raise ModelNotReady(entry.spec.name)
-            if self._form is None:
-                takes_long = entry.codec.takes_long(self._headers, body)
-            else:
-                takes_long = sum(map(len, body)) > DECODED_AT_ONCE
-            if not takes_long:
+            if not entry.codec.takes_long(self._headers, body, self._form):
                 return decode(entry.codec)
             nbytes = sum(map(len, body))
             call = partial(decode, entry.codec)

@@ -247,6 +247,26 @@ def test_what_takes_long_is_known_before(
     assert codec.takes_long(headers, body) is expected
 
 
+DENSE = {
+    "parameters": b'{"parameters":{%b"a":0}}' % (b'"a":0,' * 16_384),
+    "lists": b'{"inputs":{"x":[%b[]]}}' % (b"[]," * 16_384),
+    "objects": b'{"inputs":{"x":[1]},"more":[%b{}]}' % (b"{}," * 16_384),
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_a_document_of_many_lists_or_keys_takes_long_at_any_size(name: str) -> None:
+    codec, text = ModelCodec(spec("FP32")), DENSE[name]
+    framed = {b"inference-header-content-length": b"%d" % len(text)}
+    short = {b"inference-header-content-length": b"100"}
+    assert codec.takes_long({}, [text[:9], text[9:]])
+    assert codec.takes_long(framed, [text[:9], text[9:], bytes(64)])
+    assert not codec.takes_long(short, [text])
+    assert not codec.takes_long({}, [text[:ALL_AT_ONCE]])
+    assert codec.takes_long({}, [text], form=object())
+    assert not codec.takes_long({}, [text[:ALL_AT_ONCE]], form=object())
+
+
 def test_packed_documents_of_any_size_are_read_alike() -> None:
     for count in (10, 5000, 200_000):
         document = {"x": list(range(count)), "y": {str(i): i for i in range(5000)}}

@@ -170,6 +170,8 @@ def test_booleans_are_found(where: int, word: str) -> None:
     assert may_hold_booleans(document_text(numbers), [{}, {}, {}])
     short = {f"i{n}": json.loads(text) for n, text in enumerate(numbers)}
     assert may_hold_booleans(json.dumps({"inputs": short}).encode(), short)
+    many = [""] * 1025
+    assert may_hold_booleans(json.dumps({"inputs": many}).encode(), many)
 
 
 def document_text(numbers: list[str]) -> bytes:

@@ -17,8 +17,8 @@ import orjson
 
 from app.codec.chunks import join
 from app.codec.elements import from_base64
-from app.codec.json_lists import LARGE, listed, parse_large
-from app.codec.json_text import check_json_size, parse_json
+from app.codec.json_lists import parse_listed
+from app.codec.json_text import check_json_size
 from app.codec.messages import Body, InferRequest, NanPolicy, Response, json_response
 from app.codec.model import ModelCodec
 from app.codec.outputs import Output, texts_of
@@ -67,11 +67,7 @@ def decode_predict(codec: ModelCodec, body: Body) -> tuple[InferRequest, int | N
     spec, limits = codec.spec, codec.limits
     text = join(body)
     check_json_size(len(text), limits)
-    document = (
-        parse_json(text, limits)
-        if len(text) <= LARGE
-        else listed(parse_large(text, limits))
-    )
+    document = parse_listed(text, limits)
     if type(document) is not dict or ("instances" in document) == (
         "inputs" in document
     ):

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from app.codec.chunks import join
-from app.codec.json_lists import LARGE, listed, parse_large
-from app.codec.json_text import check_json_size, parse_json
+from app.codec.json_lists import parse_listed
+from app.codec.json_text import check_json_size
 from app.codec.media import UNCERTAIN_TYPES
 from app.codec.messages import Body, InferRequest, Response, json_response
 from app.codec.model import ModelCodec
@@ -118,11 +118,7 @@ def _other_type(media_type: bytes) -> UnsupportedMediaType:
 
 def _document(text: bytes, codec: ModelCodec) -> dict[str, Any]:
     limits = codec.limits
-    document = (
-        parse_json(text, limits)
-        if len(text) <= LARGE
-        else listed(parse_large(text, limits))
-    )
+    document = parse_listed(text, limits)
     if type(document) is not dict:
         raise InvalidRequest(_HELP)
     given = [key for key in FORMS if key in document]

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.codec.chunks import join
-from app.codec.json_text import check_json_size, parse_json
+from app.codec.json_lists import parse_listed
+from app.codec.json_text import check_json_size
 from app.codec.messages import Body, Encoding, InferRequest
 from app.codec.model import ModelCodec
 from app.errors import HttpError, InvalidRequest, InvalidTensor
@@ -22,7 +23,7 @@ def read_document(body: Body, limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]
     """Return the JSON object of a body. Raises `RequestError`."""
     text = join(body)
     check_json_size(len(text), limits)
-    document = parse_json(text, limits)
+    document = parse_listed(text, limits)
     if type(document) is not dict:
         raise InvalidRequest(f"expected a JSON object, got {type(document).__name__}")
     return document

@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 
 from app.codec.chunks import join
-from app.codec.json_lists import LARGE, listed, parse_large
-from app.codec.json_text import check_json_size, parse_json
+from app.codec.json_lists import parse_listed
+from app.codec.json_text import check_json_size
 from app.codec.messages import Body, InferRequest, NanPolicy, Response, json_response
 from app.codec.model import ModelCodec
 from app.codec.outputs import Output, texts_of, write_strings
@@ -50,11 +50,7 @@ def decode_generate(codec: ModelCodec, body: Body) -> InferRequest:
     text = join(body)
     check_json_size(len(text), limits)
     try:
-        document = (
-            parse_json(text, limits)
-            if len(text) <= LARGE
-            else listed(parse_large(text, limits))
-        )
+        document = parse_listed(text, limits)
     except RepeatedKey as error:
         if error.key not in spec.inputs_by_name:
             raise
