@@ -226,6 +226,8 @@ class Acceptor:
             )
         except OSError:  # the client does not speak TLS, or is too slow
             connection.close()
+            if self._floods is not None:
+                self._floods.charge(HANDSHAKE)
 
     def __repr__(self) -> str:
         return f"<Acceptor {self._listener}>"

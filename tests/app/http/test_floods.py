@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import trustme
 import uvloop
 
 from app.config.keys import digest_of
-from app.http.floods import BURST, RATE, Acceptor, Floods
+from app.http.floods import BURST, HANDSHAKE, RATE, Acceptor, Floods
+from app.http.handshake import ServerContext
 from app.http.sockets import listen_tcp
 from tests.app.http.connection.test_protocol import Wire, expected, request
 from tests.app.served import Serve, ServedGateway
@@ -66,7 +69,11 @@ class Entered(asyncio.Queue[asyncio.BaseTransport]):
     """The connections that an acceptor lets in."""
 
     def acceptor(
-        self, kind: type[Acceptor], listener: socket.socket, floods: Floods
+        self,
+        kind: type[Acceptor],
+        listener: socket.socket,
+        floods: Floods,
+        tls: ssl.SSLContext | None = None,
     ) -> Acceptor:
         entered = self
 
@@ -78,8 +85,8 @@ class Entered(asyncio.Queue[asyncio.BaseTransport]):
             listener,
             Entering,
             floods=floods,
-            tls=None,
-            handshake_timeout=None,
+            tls=tls,
+            handshake_timeout=None if tls is None else 60.0,
             backlog=100,
         )
 
@@ -122,6 +129,29 @@ async def _let_in() -> None:
         floods.charge(10 * RATE)  # and comes again
         come(3)
         await enter(3)
+        acceptor.close()
+
+
+def test_failed_handshakes_are_a_flood() -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_fail())
+
+
+async def _fail() -> None:
+    floods, tls = Floods(Clock()), ServerContext()
+    trustme.CA().issue_cert("localhost").configure_cert(tls)
+    strangers = ssl.create_default_context()
+    with listen_tcp("127.0.0.1", 0) as listener:
+        acceptor = Entered().acceptor(Acceptor, listener, floods, tls)
+        await acceptor.open()
+        host, port = listener.getsockname()
+        for _ in range(int(BURST / HANDSHAKE)):
+            with pytest.raises(ssl.SSLError):
+                await asyncio.open_connection(host, port, ssl=strangers)
+        assert not floods.is_on
+        with pytest.raises(ssl.SSLError):
+            await asyncio.open_connection(host, port, ssl=strangers)
+        await asyncio.wait_for(floods.wait_for_one(), 10)
         acceptor.close()
 
 
