@@ -126,11 +126,14 @@ def gather(chunks: Sequence[Buffer]) -> Buffer:
 
 
 def beginning(chunks: list[Buffer], size: int) -> bytes:
-    """Return the first `size` bytes of a body, or more."""
-    if chunks and (len(chunks) == 1 or len(chunks[0]) >= size):
-        chunk = chunks[0]
-        return chunk if isinstance(chunk, bytes) else bytes(chunk[:size])
-    return join(chunks)[:size]
+    """Return the first `size` bytes of a body, or more. The rest is not copied."""
+    parts: list[Buffer] = []
+    for chunk in chunks:
+        is_whole = isinstance(chunk, bytes) and not parts
+        parts.append(chunk if is_whole else chunk[:size])
+        if (size := size - len(chunk)) <= 0:
+            break
+    return join(parts)
 
 
 def in_parts(pieces: Sequence[Buffer], total: int) -> Sequence[Buffer]:

@@ -35,9 +35,8 @@ from app.regions import Regions
 from app.spec import ModelSpec
 from engine import Tensor
 
-# Bodies of up to this size are always decoded on the event loop: any takes less than
-# 20 ms. The second limit is for others than msgpack and strings in JSON, the third for
-# JSON, and for msgpack that is mostly bytes. They take less time per byte.
+# Bodies of up to these sizes are decoded on the event loop, in less than 20 ms: any but
+# dense JSON (`is_long`), others than msgpack and strings, and mostly bytes in msgpack.
 ALL_AT_ONCE = 16 * 1024
 DECODED_AT_ONCE = 256 * 1024
 DECODED_AT_ONCE_AT_MOST = 1 << 19
@@ -328,9 +327,8 @@ def _decode_json(
 ) -> InferRequest:
     """Return the request of a body that is JSON from end to end."""
     text = join(body)
-    size = len(text)
-    check_json_size(size, limits)
-    if size < SMALL:
+    check_json_size(len(text), limits)
+    if len(text) < SMALL:
         return reader.read(parse_json(text, limits), reply)
     if is_long([text]):
         return reader.read(parse_large(text, limits), reply)
@@ -339,11 +337,8 @@ def _decode_json(
         if request is not None:
             return request
     document = parse_json(text, limits)
-    maybe_bool = True
-    if type(document) is dict:
-        inputs = document.get("inputs")
-        if isinstance(inputs, list | dict):
-            maybe_bool = may_hold_booleans(text, inputs)
+    inputs = document.get("inputs") if type(document) is dict else None
+    maybe_bool = not isinstance(inputs, list | dict) or may_hold_booleans(text, inputs)
     return reader.read(document, reply, maybe_bool=maybe_bool)
 
 
