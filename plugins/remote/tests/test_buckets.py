@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.repository.model_sources import RemoteError
-from plugins.remote.tests.web import serving
+from plugins.remote.tests.web import Answer, serving
 from popgate_remote import buckets
 from popgate_remote.buckets import _CHECKSUMS, BucketSource, _explained
 from popgate_remote.errors import SourceAway, SourceChanged
@@ -193,3 +193,25 @@ def test_what_libraries_raise_is_told(
 ) -> None:
     with pytest.raises(kind, match=text), _explained("gs", "b/m"):
         raise error
+
+
+def test_renewed_credentials_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the next look after the old ones were denied, without a restart."""
+    pytest.importorskip("s3fs", reason="needs the extra s3")
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    with serving() as web:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", web.url)
+        web.check = lambda path, key: Answer(status=403)
+        for key in ("OLD", "NEW"):
+            file.write_text(
+                f"[default]\naws_access_key_id={key}\naws_secret_access_key=x\n"
+            )
+            source = BucketSource.of("s3", "models/digits")
+            with pytest.raises(RemoteError, match="denies access"):
+                names(source)
+            assert f"Credential={key}/" in web.authorizations[-1]

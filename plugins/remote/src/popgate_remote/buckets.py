@@ -230,6 +230,14 @@ _CHECKSUMS: dict[str, Callable[[Any, RemoteFile], Checksums]] = {
 }
 
 
+def _forget(scheme: str) -> None:
+    """Let the next look read the credentials again, which may have been renewed."""
+    import fsspec
+
+    if scheme in _CREDENTIALS:
+        fsspec.get_filesystem_class(scheme).clear_instance_cache()
+
+
 @contextmanager
 def _explained(scheme: str, path: str) -> Iterator[None]:
     """Turn errors of the libraries into errors of PopGate."""
@@ -240,6 +248,7 @@ def _explained(scheme: str, path: str) -> Iterator[None]:
     except FileNotFoundError as e:
         raise RemoteError(f"{scheme}://{path} does not exist") from e
     except Exception as e:
+        _forget(scheme)
         name = type(e).__name__
         text = " ".join(str(e).split()) or name  # messages of Azure have several lines
         if isinstance(e, TimeoutError):
