@@ -14,6 +14,7 @@ from tests.app.served import ServedGateway
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.random((60, 4))
+COLUMNS = ["a", "sepal length (cm)", 'the "c"', "class"]
 KINDS = (ROWS.sum(1) > 2).astype(np.int64)
 
 
@@ -130,7 +131,7 @@ def test_models_of_mlflow(popgate: Call, tmp_path: Path) -> None:
     from sklearn.linear_model import LinearRegression
 
     root = tmp_path / "models"
-    frame = pandas.DataFrame(ROWS, columns=list("abcd"))
+    frame = pandas.DataFrame(ROWS, columns=COLUMNS)
     both = np.stack([ROWS.sum(1), ROWS.max(1)], axis=1)
     # Columns to one number a row, and a tensor to another.
     for name, rows, wanted in (("m", frame, ROWS.sum(1)), ("t", ROWS, both)):
@@ -143,7 +144,7 @@ def test_models_of_mlflow(popgate: Call, tmp_path: Path) -> None:
     done = popgate("pack", "mlflow", tmp_path / "bare", "-o", root / "bare")
     assert (done.code, "has no signature" in done.err) == (2, True)
     with serve(root) as gateway:
-        columns = {name: frame[name][:5].tolist() for name in "abcd"}
+        columns = {name: frame[name][:5].tolist() for name in COLUMNS}
         found = gateway.infer("m", **columns)["output"]
         assert np.allclose(found, ROWS[:5].sum(1))
         found = gateway.infer("t", x=ROWS[:5].tolist())["output"]

@@ -14,7 +14,9 @@ import typer
 
 from app.cli.errors import EXIT_USAGE, CommandError
 from popgate_tools.pack_sklearn import sklearn
-from popgate_tools.packed import COLUMNS, NUMBERS, Packed, X, library, table_of
+from popgate_tools.packed import COLUMNS, NUMBERS, Packed, X, library, quoted, table_of
+
+_TEXTS = "[text.decode() for text in {}]"
 
 
 def xgboost(file: Path) -> Packed:
@@ -110,11 +112,12 @@ def mlflow(file: Path) -> Packed:
                 EXIT_USAGE,
             )
         inputs = {c.name: _of_mlflow(c) for c in taken.inputs}
-        columns = ", ".join(
-            f'"{n}": ' + (f"[t.decode() for t in {n}]" if k[:5] == "BYTES" else n)
+        columns = [
+            f"{quoted(n)}: "
+            + (_TEXTS if k[:5] == "BYTES" else "{}").format(f"columns[{quoted(n)}]")
             for n, k in inputs.items()
-        )
-        value = f"pd.DataFrame({{{columns}}})"
+        ]
+        value = f"pd.DataFrame({{{', '.join(columns)}}})"
     outputs = {"output": "FP64[-1]"}
     if given is not None:
         if len(given.inputs) != 1:
@@ -134,6 +137,7 @@ def mlflow(file: Path) -> Packed:
         outputs,
         ("mlflow", "pandas"),
         is_code=True,
+        takes_columns=not taken.is_tensor_spec(),
     )
 
 

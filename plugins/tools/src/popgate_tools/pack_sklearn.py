@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
@@ -21,7 +20,7 @@ from popgate_tools.pack_columns import (
     columns_of_sample,
     read_sample,
 )
-from popgate_tools.packed import NUMBERS, Packed, X, library
+from popgate_tools.packed import NUMBERS, Packed, X, library, quoted
 
 _GAPS = {"nan": 'float("nan")', "None": "None", "": '""'}
 #: Most categories that a comment names.
@@ -135,12 +134,12 @@ def _frame_source(columns: Sequence[Column]) -> str:
     """Return the function of `model.py` that makes a DataFrame of inputs."""
     lines, has_texts = [], False
     for column in columns:
-        value = f"columns[{_string(column.name)}]"
+        value = f"columns[{quoted(column.name)}]"
         if column.datatype == "BYTES":
             value, has_texts = f"texts({value}, {_GAPS[column.gap]})", True
         if column.is_category:
             value = f'pd.Series({value}).astype("category")'
-        lines.append(f"            {_string(column.name)}: {value},\n")
+        lines.append(f"            {quoted(column.name)}: {value},\n")
     texts = (
         "def texts(values, gap):\n"
         '    """Return strings, and `gap` for those that are empty."""\n'
@@ -159,7 +158,7 @@ def _comment(column: Column) -> str:
     if column.datatype != "BYTES" or not column.values:
         return ""
     more = ", …" if len(column.values) > _SHOWN else ""
-    return ", ".join(_string(value) for value in column.values[:_SHOWN]) + more
+    return ", ".join(quoted(value) for value in column.values[:_SHOWN]) + more
 
 
 def _predicts(model: Any, rows: Any, given: str) -> tuple[dict[str, str], str]:
@@ -204,10 +203,6 @@ def _packed(
         is_code=True,
         example=example,
     )
-
-
-def _string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _arrays(columns: Sequence[Column], values: Any) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Packed:
         if self.example:
             lines.append("\n[example]\n")
             lines += [
-                f"{_quoted(name)} = {json.dumps(value, ensure_ascii=False)}\n"
+                f"{quoted(name)} = {json.dumps(value, ensure_ascii=False)}\n"
                 for name, value in self.example.items()
             ]
         return "".join(lines)
@@ -91,14 +91,14 @@ class Packed:
         for name, kind in self.inputs.items():
             comment = self.comments.get(name)
             said = f"  # {comment}" if comment else ""
-            lines.append(f"        {_quoted(name)}: {_quoted(kind)},{said}\n")
+            lines.append(f"        {quoted(name)}: {quoted(kind)},{said}\n")
         return "{\n" + "".join(lines) + "    }"
 
 
 def table_of(tensors: Mapping[str, str]) -> str:
     """Return tensors as Python code: a dictionary of name and type."""
     return (
-        "{" + ", ".join(f"{_quoted(k)}: {_quoted(v)}" for k, v in tensors.items()) + "}"
+        "{" + ", ".join(f"{quoted(k)}: {quoted(v)}" for k, v in tensors.items()) + "}"
     )
 
 
@@ -114,5 +114,6 @@ def library(module: str, packages: str = "") -> Any:
         raise CommandError(msg) from None
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Return a string as Python code."""
     return json.dumps(text, ensure_ascii=False)
