@@ -222,3 +222,20 @@ def test_who_drips_is_not_listened_to_without_end(
         finally:
             files.close()
             server.shutdown()
+
+
+def test_the_body_of_a_redirect_is_not_read(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have no end, or stall."""
+    monkeypatch.setattr(http_files, "TIMEOUT", 0.5)
+    web.put("/there.onnx", BODY)
+    moved = web.put("/m.onnx", bytes(1 << 20))
+    moved.status, moved.headers = 302, {"Location": "/there.onnx"}
+    moved.gate = threading.Event()  # never set: its second half does not come
+    files = HttpFiles("")
+    try:
+        assert read(files, f"{web.url}/m.onnx") == (0, BODY)
+    finally:
+        files.close()
+        moved.gate.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import pytest
 
 from app.repository.model_sources import RemoteError
 from plugins.remote.tests.web import Answer, Web, serving
+from popgate_remote import http_files
 from popgate_remote.cached_models import CachedModels
+from popgate_remote.errors import SourceAway
 from popgate_remote.oci import TITLE, UNPACK, OciSource, credentials_of
 from popgate_remote.urls import ModelUrl
 
@@ -171,6 +174,26 @@ def test_a_registry_that_wants_a_token(web: Web, tmp_path: Path) -> None:
     asked = [path for _, path, _ in web.asked]
     token = "/token?scope=a%3Ab%3Apull&service=registry"
     assert [path for path in asked if "token" in path] == [token]  # once for both
+
+
+def test_tokens_come_in_time_and_are_small(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_files, "TIMEOUT", 0.5)
+    told = {"WWW-Authenticate": f'Bearer realm="{web.url}/token"'}
+    refused = Answer(status=401, headers=told)
+    web.check = lambda path, key: None if path == "/token" else refused
+    token = web.put("/token", bytes(1 << 20))
+    source = OciSource(f"{web.host}/me/digits:1")
+    with pytest.raises(RemoteError, match="token answered with more than"):
+        list(source.files())
+    token.body, token.gate = bytes(1 << 17), threading.Event()
+    try:
+        with pytest.raises(SourceAway):  # half of it has come
+            list(source.files())
+    finally:
+        token.gate.set()
+        source.close()
 
 
 def test_a_registry_that_wants_a_password_and_one_that_wants_it_in_the_open(

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,7 @@ class HttpFiles:
             auth=auth,
             timeout=TIMEOUT,
             follow_redirects=True,
-            event_hooks={"response": [check]},
+            event_hooks={"response": [check, _drop_body]},
             headers={
                 "user-agent": f"popgate/{VERSION}",
                 "accept-encoding": "identity",
@@ -76,15 +76,7 @@ class HttpFiles:
     ) -> tuple[bytes, httpx.Headers]:
         """Read a body of bounded size, with its headers. Raises `RemoteError`."""
         with self.answer("GET", url, headers) as answer:
-            parts, size = [], 0
-            for chunk in _chunks(answer):
-                size += len(chunk)
-                if size > MAX_DOCUMENT:
-                    raise RemoteError(
-                        f"{_shown(url)} answered with more than {MAX_DOCUMENT} bytes"
-                    )
-                parts.append(chunk)
-            return b"".join(parts), answer.headers
+            return whole(answer, MAX_DOCUMENT), answer.headers
 
     @contextmanager
     def answer(
@@ -220,6 +212,31 @@ def check_redirect(answer: httpx.Response, *, has_digest: bool = False) -> None:
         )
 
 
+def whole(answer: httpx.Response, most: int) -> bytes:
+    """Read a body of at most `most` bytes. Raises `RemoteError`."""
+    parts, size = [], 0
+    for chunk in _chunks(answer):
+        size += len(chunk)
+        if size > most:
+            raise RemoteError(
+                f"{_shown(str(answer.url))} answered with more than {most} bytes"
+            )
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def _drop_body(answer: httpx.Response) -> None:
+    """Leave out the body of a redirect or an error. httpx would read all of it before
+    the next request, without a limit.
+    """
+    import httpx
+
+    if answer.status_code >= 300:
+        assert isinstance(answer.stream, httpx.SyncByteStream)
+        answer.stream.close()
+        answer.stream = httpx.ByteStream(b"")
+
+
 def _netrc() -> Any:
     import httpx
 
@@ -235,7 +252,8 @@ def _chunks(answer: httpx.Response) -> Iterator[bytes]:
     waited, came = 0.0, 0
     with _explained(url):
         began = time.monotonic()
-        for chunk in answer.iter_raw():
+        assert isinstance(answer.stream, Iterable)
+        for chunk in answer.stream:
             waited += time.monotonic() - began
             came += len(chunk)
             if waited > WATCHED:

@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 
 from app.repository.model_sources import RemoteError
-from popgate_remote.http_files import HttpFiles, is_loopback
+from popgate_remote.http_files import HttpFiles, is_loopback, whole
 from popgate_remote.listing import RemoteFile
 from popgate_remote.source import Reading
 
@@ -42,6 +42,7 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _HELPER = re.compile(r"[A-Za-z0-9_-]+")
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 HELPER_SECONDS = 30.0
+MAX_TOKEN = 1 << 17  # most bytes of an answer with a token
 
 
 class OciSource:
@@ -154,7 +155,9 @@ class RegistryAuth(httpx.Auth):
             asked = self._token_request(dict(_PARAMETER.findall(rest)))
             if asked is None:
                 return
+            asked.extensions = request.extensions  # the timeouts
             given = yield asked
+            given.stream = httpx.ByteStream(whole(given, MAX_TOKEN))
             given.read()
             token = _token_of(given)
             if not token:
