@@ -266,6 +266,22 @@ def test_code_is_in_the_files_of_those_who_allow_it(
     assert not without.fetch("model m", url)
 
 
+@pytest.mark.parametrize("says_length", [True, False])
+def test_a_server_that_states_neither_tag_nor_date(
+    web: Web, tmp_path: Path, says_length: bool
+) -> None:
+    """The content itself tells that it has changed."""
+    remote, url = CachedModels(tmp_path), url_of(web)
+    for body in (BODY, OTHER):
+        answer = web.put("/m.onnx", body)
+        answer.etag, answer.says_length = "", says_length
+        assert remote.fetch("model m", url)
+        assert served(remote, url) == body
+        assert not remote.fetch("model m", url)
+    with pytest.raises(RemoteError, match="than --model-download-limit"):
+        CachedModels(tmp_path / "b", FetchOptions(limit=1000)).preview(url)
+
+
 @pytest.mark.parametrize(
     ("config", "allowed", "problem"),
     [

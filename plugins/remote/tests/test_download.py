@@ -117,6 +117,16 @@ def test_a_size_that_is_not_stated(web: Web, tmp_path: Path) -> None:
         taken(web, tmp_path / "other", limit=10_000)
 
 
+def test_a_whole_part_of_a_size_that_is_not_stated(web: Web, tmp_path: Path) -> None:
+    """As a process leaves it that is killed when all has come: nothing is behind it."""
+    web.answers["/m.onnx"].says_length = False
+    part = tmp_path / "part"
+    part.write_bytes(BODY)
+    digest, progress = taken(web, part)
+    assert digest == SHA256
+    assert progress.state().startswith("980 KiB")
+
+
 def test_a_wrong_checksum_leaves_nothing(web: Web, tmp_path: Path) -> None:
     part = tmp_path / "part"
     with pytest.raises(RemoteError, match=f"expected sha256 {'0' * 64}, got {SHA256}"):

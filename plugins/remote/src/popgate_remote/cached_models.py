@@ -6,6 +6,7 @@ start and when models are polled, never for a request.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
 import threading
@@ -18,7 +19,7 @@ from app.repository.model_sources import FetchOptions, FetchStopped, Looks, Remo
 from app.sizes import counted, size_text
 from popgate_remote.download import Progress, download
 from popgate_remote.errors import SourceChanged
-from popgate_remote.listing import Listing
+from popgate_remote.listing import Listing, RemoteFile
 from popgate_remote.model_cache import CacheEntry, ModelCache, Snapshot
 from popgate_remote.source import Source
 from popgate_remote.urls import ModelUrl
@@ -157,11 +158,28 @@ class CachedModels:
         return self._cache.entry(self._key(url))
 
     def _listed(self, source: Source) -> Listing:
-        return Listing.of(
+        listing = Listing.of(
             source.files(),
             allow_python=self.options.allow_python,
             limit=self.options.limit,
         )
+        files = tuple(
+            f if f.tag or f.sha256 else self._read(source, f) for f in listing.files
+        )
+        return listing if files == listing.files else Listing(files, listing.skipped)
+
+    def _read(self, source: Source, file: RemoteFile) -> RemoteFile:
+        """Return a file with the SHA-256 of its present content, if the source states
+        nothing else that would change with it.
+        """
+        progress = Progress(file.name, 0, self._stop, limit=self.options.limit)
+        sha256, size = hashlib.sha256(), 0
+        with source.open(file, 0) as (_, chunks):
+            for chunk in chunks:
+                sha256.update(chunk)
+                size += len(chunk)
+                progress.add(len(chunk))
+        return replace(file, size=size, checksums=(("sha256", sha256.hexdigest()),))
 
     def _fetched(self, label: str, url: ModelUrl, entry: CacheEntry) -> Snapshot:
         """Fetch the present files into the cache. Raises `RemoteError`."""

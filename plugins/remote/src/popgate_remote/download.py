@@ -141,8 +141,13 @@ def download(
         if file.size is not None and resumed > file.size:
             stream.truncate(0)
             resumed = 0
-        sums = _receive(source, file, stream, stated, progress, pause)
-        wrong = _mismatch(sums, stated)
+        try:
+            sums = _receive(source, file, stream, stated, progress, pause)
+            wrong = _mismatch(sums, stated)
+        except SourceChanged as e:  # a whole file of unknown size cannot be resumed
+            if not resumed:
+                raise
+            wrong = str(e)
         if wrong and resumed:  # the earlier bytes may be from other content
             logger.warning(
                 "%s: %s: %s; downloading it again", progress.label, file.name, wrong
