@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from app.config.config_keys import KeyProblem
 from app.gateway import Gateway
@@ -83,8 +82,7 @@ def gateway_of(
         answered=feeders.answered,
     )
     access = AccessLog.of(settings.access_log, settings.workers)
-    spans = span_recorder()
-    journal = Journal(access, spans)
+    journal = Journal(access, span_recorder())
     tracing = _tracing(settings)
     table = ModelTable(
         settings.limits,
@@ -92,25 +90,18 @@ def gateway_of(
         tracer=tracing.tracer,
         absent=AbsentModels(stage, records, on_demand),
         on_change=feeders.model_changed,
-        keeps_nested_calls=spans is not None,
+        keeps_nested_calls=journal.spans is not None,
         has_keys=settings.keys is not None,
     )
     tracing.subscribe(table.renew_tracers)
     others = make_others(table, metrics)
-    timeout = settings.request_timeout
-    calls = None
-    if make := make_model_calls():
-        leave_timeout = settings.shutdown_timeout + timeout
-        calls = make(table, records.needs_of, others, timeout, leave_timeout)
+    calls = _calls(settings, table, records, others)
+    if calls is not None:
         feeders.add(calls)
     feeders.add(others)
     devices = GatewayDevices(
-        settings.devices,
-        settings.device_wait_config,
+        settings,
         pools.device,
-        ping_timeout=settings.device_timeout,
-        threads=settings.threads or 0,
-        event_loops=settings.workers,
         on_back=table.all_changed,
         in_flight_elsewhere=others.in_flight_on,
     )
@@ -121,9 +112,10 @@ def gateway_of(
         settings.cache_dir, settings.compile_timeout, settings.compile_memory
     )
     uploads = Uploads(settings.cache_dir / "uploads")
-    models = _models(
+    budget = MemoryBudget(settings.model_memory)
+    control, polls = _control(
         settings, mode, pools, places, records, table, metrics, feeders, calls, devices,
-        cache, uploads,
+        cache, budget, uploads,
     )  # fmt: skip
     return Gateway(
         settings=settings,
@@ -132,24 +124,20 @@ def gateway_of(
         certificate=certificate,
         records=records,
         table=table,
-        repository=models.repository,
-        budget=models.budget,
-        loads=models.loads,
-        control=models.control,
-        polls=models.polls,
+        budget=budget,
+        control=control,
+        polls=polls,
         on_demand=on_demand,
         calls=calls,
         devices=devices,
         cache=cache,
         uploads=uploads,
         pools=pools,
-        regions=table.regions,
         transfers=TransferMemory(settings.transfer_memory, others.bytes_held),
         connections=connections or OpenConnections(),
         others=others,
         metrics=metrics,
         journal=journal,
-        spans=spans,
         tracing=tracing,
         logging=log,
         reloading=Reloading(settings, keys, log, journal, others),
@@ -158,17 +146,18 @@ def gateway_of(
     )
 
 
-class _Models(NamedTuple):
-    """The parts of a gateway that load its models."""
+def _calls(
+    settings: Settings, table: ModelTable, records: ModelRecords, others: OtherProcesses
+) -> ModelCalls | None:
+    """Return what serves the calls of models to others; None without a plugin."""
+    make, timeout = make_model_calls(), settings.request_timeout
+    if make is None:
+        return None
+    leave_timeout = settings.shutdown_timeout + timeout
+    return make(table, records.needs_of, others, timeout, leave_timeout)
 
-    budget: MemoryBudget
-    repository: ModelRepository
-    loads: FolderLoads
-    control: ModelControl
-    polls: FolderPolls | None
 
-
-def _models(
+def _control(
     settings: Settings,
     mode: ControlMode,
     pools: Pools,
@@ -180,9 +169,13 @@ def _models(
     calls: ModelCalls | None,
     devices: GatewayDevices,
     cache: CompileCache,
+    budget: MemoryBudget,
     uploads: Uploads,
-) -> _Models:
-    budget, missing = MemoryBudget(settings.model_memory), MissingModels()
+) -> tuple[ModelControl, FolderPolls | None]:
+    """Return the control of the models, and the polls of their folder. Make all parts
+    that load them.
+    """
+    missing = MissingModels()
     loader = ModelLoader(
         devices,
         cache,
@@ -234,7 +227,7 @@ def _models(
         settings.load_model,
     )
     missing.register(control.load_member)
-    return _Models(budget, repository, loads, control, polls if does_poll else None)
+    return control, polls if does_poll else None
 
 
 def places_of(settings: Settings) -> ModelPlaces:

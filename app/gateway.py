@@ -12,11 +12,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from app.http.open_connections import OpenConnections
 from app.http.tls import Certificate
-from app.observe.journal import Journal, Recorder
+from app.observe.journal import Journal
 from app.observe.log import LogControl, lines_dropped
 from app.observe.machine import BusyShares, Processors
 from app.observe.metrics import MetricsRegistry
@@ -24,10 +23,8 @@ from app.observe.processes import OwnNumbers
 from app.observe.tracing import Tracing
 from app.other_processes import OtherProcesses
 from app.pools import Pools
-from app.regions import Regions
 from app.reloading import Reloading
 from app.repository.compilers import CompileCache
-from app.repository.control.folder_loads import FolderLoads
 from app.repository.control.folder_polls import FolderPolls
 from app.repository.control.model_control import ModelControl
 from app.repository.control.uploads import Uploads
@@ -36,7 +33,6 @@ from app.repository.memory_budget import MemoryBudget
 from app.repository.on_demand import OnDemandLoader
 from app.repository.readiness import Readiness, readiness_of
 from app.repository.records import ModelRecords
-from app.repository.repository import ModelRepository
 from app.serving.calls.calls_plugin import ModelCalls
 from app.serving.keys import Keys
 from app.serving.table import ModelTable
@@ -46,8 +42,6 @@ from app.stage import Phase, Stage
 from engine import EngineError
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -67,9 +61,7 @@ class Gateway:
     # the models
     records: ModelRecords
     table: ModelTable
-    repository: ModelRepository
     budget: MemoryBudget
-    loads: FolderLoads
     control: ModelControl
     polls: FolderPolls | None
     on_demand: OnDemandLoader
@@ -79,14 +71,12 @@ class Gateway:
     cache: CompileCache
     uploads: Uploads
     pools: Pools
-    regions: Regions | None
     transfers: TransferMemory
     connections: OpenConnections
     others: OtherProcesses
     # what is seen of it
     metrics: MetricsRegistry
     journal: Journal
-    spans: Recorder | None
     tracing: Tracing
     logging: LogControl
     reloading: Reloading
@@ -103,7 +93,8 @@ class Gateway:
         """Return the numbers that all connection-taking processes of the server report
         about themselves.
         """
-        dropped = 0 if self.spans is None else self.spans.dropped
+        spans = self.journal.spans
+        dropped = 0 if spans is None else spans.dropped
         mine = OwnNumbers(self.connections.count()[0], lines_dropped(), dropped)
         numbers = zip(*(mine, *self.others.own()), strict=True)
         return OwnNumbers(*map(sum, numbers))
@@ -115,12 +106,6 @@ class Gateway:
         in_models = sum(model.pending for model in self.metrics.models())
         # The request that asks for the number is subtracted.
         return max(in_models, self.connections.unfinished() - 1)
-
-    def certificate_expires(self) -> float | None:
-        """Return when the server's certificate expires, in seconds since 1970; None
-        without one.
-        """
-        return None if self.certificate is None else self.certificate.expires
 
     def readiness(self) -> Readiness:
         """Return the readiness. It names models only on a server without keys."""
@@ -137,10 +122,6 @@ class Gateway:
         if not told:
             return self.journal
         return self.journal.with_those(told, self.metrics.model)
-
-    async def in_background(self, call: Callable[[], T]) -> T:
-        """Run `call` in one of the threads that load models."""
-        return await self.pools.load.run(call)
 
     # -- its life
 
@@ -197,7 +178,7 @@ class Gateway:
         self.stage.enter(Phase.ENDING)
         # Models that are loading now are no longer useful, and shutdown would wait for
         # their requests.
-        self.loads.begin_end()
+        self.control.begin_end()
         self.cache.close()
 
     async def abort(self) -> None:
@@ -215,8 +196,7 @@ class Gateway:
             self.polls.stop()
         self.control.stop()
         self.on_demand.close()
-        await self.repository.save()
-        self.repository.close()
+        await self.control.close()
         if self.calls is not None:
             self.calls.close()
         self.devices.unwatch()
@@ -225,10 +205,10 @@ class Gateway:
         self.pools.close()
         self.tracing.close()
         self.journal.write_gathered()
-        if self.spans is not None:
-            await asyncio.to_thread(self.spans.close)
-        if self.regions is not None:
-            self.regions.unregister()
+        if self.journal.spans is not None:
+            await asyncio.to_thread(self.journal.spans.close)
+        if self.table.regions is not None:
+            self.table.regions.unregister()
 
     def __repr__(self) -> str:
         return f"<Gateway {self.stage.phase} {self.records!r} {self.devices!r}>"

@@ -213,7 +213,7 @@ async def read_load_request(
 
     if len(body) <= PARSED_AT_ONCE:
         return parse()
-    return await gateway.in_background(parse)
+    return await gateway.pools.load.run(parse)
 
 
 async def _read(request: Request, limit: int) -> bytearray:

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from app.background import DaemonPool
+from app.settings import Settings
 from app.sizes import counted
 from engine import (
     Device,
     DeviceClosed,
     DeviceManager,
     DeviceState,
-    DeviceWaitConfig,
     EngineError,
     InvalidConfig,
     PythonOptions,
@@ -34,8 +34,6 @@ from engine import (
 
 logger = logging.getLogger(__name__)
 
-# Cores kept for the event loop if there is more than one.
-RESERVED_CORES = 1
 # Seconds between checks of running batches.
 RUN_INTERVAL = 0.5
 # The longest pause in seconds before a failing device is tried again, if requests need
@@ -74,18 +72,13 @@ class GatewayDevices:
 
     def __init__(
         self,
-        specification: str | None,
-        wait: DeviceWaitConfig,
+        settings: Settings,
         pool: DaemonPool,
         *,
-        ping_timeout: float = 10.0,
-        threads: int = 0,
-        event_loops: int = RESERVED_CORES,
         on_back: Callable[[], None] = lambda: None,
         in_flight_elsewhere: Callable[[Device], int] = lambda device: 0,
     ) -> None:
-        """Make the pool; `event_loops` cores are left to the processes that feed the
-        devices.
+        """Make the pool; a core is left to each process that feeds the devices.
 
         `on_back` is called when a lost device is back, with its models.
         `in_flight_elsewhere` returns how many requests other processes have in flight
@@ -94,14 +87,14 @@ class GatewayDevices:
         Raises `engine.InvalidConfig` for a specification it cannot read.
         """
         self._manager = DeviceManager(
-            specification,
+            settings.devices,
             overcommit=True,
-            reserve_cores=event_loops,
-            threads=threads,
-            ping_timeout=ping_timeout,
+            reserve_cores=settings.workers,
+            threads=settings.threads or 0,
+            ping_timeout=settings.device_timeout,
         )
-        self._take_all = specification is not None
-        self._wait = wait
+        self._take_all = settings.devices is not None
+        self._wait = settings.device_wait_config
         self._pool = pool
         self._watches: list[DeviceWatch] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -112,8 +105,8 @@ class GatewayDevices:
         self._ended: list[Device] = []
         if not self._manager.graph_units:
             raise InvalidConfig(
-                f"devices {specification!r} run Python models only; add a device that "
-                "runs graphs, as in cpu:1"
+                f"devices {settings.devices!r} run Python models only; add a device "
+                "that runs graphs, as in cpu:1"
             )
         self._devices: list[Device] = []
         self._next = 0

@@ -183,7 +183,8 @@ def _repository(gateway: Gateway) -> Iterator[Family]:
         ("popgate_ready", "gauge", "1 if the readiness check succeeds",
          gateway.readiness().ready),
     )  # fmt: skip
-    if (expires := gateway.certificate_expires()) is not None:
+    certificate = gateway.certificate
+    if certificate is not None and (expires := certificate.expires) is not None:
         name = "popgate_certificate_expiry_timestamp_seconds"
         yield gauge(name, "Expiry of the server's certificate", [({}, expires)])
 

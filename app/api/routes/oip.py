@@ -66,7 +66,7 @@ async def server_metadata(gateway: GatewayOf) -> ServerMetadata:
         name=settings.server_name,
         version=settings.server_version or VERSION,
         extensions=listed_extensions(
-            settings.server_extensions, shared_memory=gateway.regions is not None
+            settings.server_extensions, shared_memory=gateway.table.regions is not None
         ),
     )
 

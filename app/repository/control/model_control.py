@@ -128,9 +128,18 @@ class ModelControl:
             for name in names:
                 self._records.record(name)
 
+    def begin_end(self) -> None:
+        """Note that the server shuts down. May be called from a signal handler."""
+        self._loads.begin_end()
+
     def stop(self) -> None:
         """Poll no more."""
         self.watch.stop()
+
+    async def close(self) -> None:
+        """Save the state of all models, and serve none from now on."""
+        await self._repository.save()
+        self._repository.close()
 
     async def _store(self, name: str, request: LoadOverrides) -> Path:
         """Return a folder with the files of the request. Raises `RepositoryError`."""

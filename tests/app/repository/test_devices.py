@@ -16,11 +16,11 @@ import pytest
 
 from app.background import DaemonPool
 from app.repository.devices import DeviceWatch, GatewayDevices
+from app.settings import Settings
 from engine import (
     DeviceLost,
     DeviceManager,
     DeviceState,
-    DeviceWaitConfig,
     ModelRunner,
     ModelRunnerConfig,
     Tensor,
@@ -45,7 +45,8 @@ def test_a_request_brings_a_device_back_that_would_be_tried_much_later(
 
 async def _back_by_a_request(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
     pool = DaemonPool(4, "devices")
-    devices = GatewayDevices("cpu:24-24", DeviceWaitConfig(), pool, ping_timeout=60)
+    settings = Settings(devices="cpu:24-24", device_timeout=60)
+    devices = GatewayDevices(settings, pool)
     devices.attach()
     devices.watch()
     (device,) = devices.place(1, ()).values()

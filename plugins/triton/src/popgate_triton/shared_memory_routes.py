@@ -168,7 +168,7 @@ def _allowed(gateway: Gateway) -> RegionTable:
 
 
 def _table(gateway: Gateway) -> RegionTable | None:
-    table = gateway.regions
+    table = gateway.table.regions
     return table if isinstance(table, RegionTable) else None
 
 
