@@ -20,7 +20,6 @@ from app.plugins import REGIONS, TRACERS, first_plugin
 from app.pools import Pools
 from app.regions import Regions
 from app.reloading import Reloading
-from app.repository.absent_models import AbsentModels
 from app.repository.assembly import TimeLimits
 from app.repository.compilers import CompileCache, compiler
 from app.repository.control.control_mode import ControlMode
@@ -74,7 +73,7 @@ def gateway_of(
     mode = ControlMode(settings.model_control_mode)
     places = places_of(settings)
     records = ModelRecords(places, mode.not_loaded_message)
-    on_demand = OnDemandLoader(records)
+    on_demand = OnDemandLoader(stage, records)
     feeders = Feeders()
     metrics = MetricsRegistry(
         feeders.counted,
@@ -88,7 +87,7 @@ def gateway_of(
         settings.limits,
         regions=_regions(settings),
         tracer=tracing.tracer,
-        absent=AbsentModels(stage, records, on_demand),
+        absent=on_demand,
         on_change=feeders.model_changed,
         keeps_nested_calls=journal.spans is not None,
         has_keys=settings.keys is not None,

@@ -1,12 +1,16 @@
-"""Models that are loaded by the first request to them, while it waits."""
+"""Models that are not in the table of models (`app.serving.table.Absent`): why they are
+absent, and their loading by the first request to them, while it waits.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
 
+from app.repository.model_life import State
 from app.repository.records import ModelRecords, VersionRecord
 from app.serving.timeout_policy import TimeoutPolicy
+from app.stage import Stage
 from engine import DeadlineExceeded, QueueFull
 
 
@@ -17,10 +21,27 @@ class OnDemandLoader:
     loop's thread.
     """
 
-    def __init__(self, records: ModelRecords) -> None:
+    def __init__(self, stage: Stage, records: ModelRecords) -> None:
+        self._stage = stage
         self._records = records
         self._loads: dict[int, asyncio.Task[None]] = {}
         self._waiting: dict[int, int] = {}
+
+    def explain(self, name: str, version: str | None) -> str | None:
+        """Return why a model or version is not served; None if it does not exist."""
+        if not self._stage.is_serving and not len(self._records):
+            # The folder has not been read.
+            return f"the gateway is {self._stage.phase}"
+        return self._records.explain(name, version)
+
+    def is_to_come(self, name: str) -> bool:
+        """Return whether the server is starting and may still load the model."""
+        if not self._stage.is_starting:
+            return False
+        record = self._records.get(name)
+        if record is None:
+            return not len(self._records)  # the folder has not been read
+        return record.state is State.LOADING
 
     def offers(self, name: str, version: str | None = None) -> bool:
         """Return whether a request to a version (None: the default) would load it."""

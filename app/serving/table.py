@@ -52,7 +52,7 @@ def model_of(path: str) -> tuple[str, str | None] | None:
 
 
 class Absent(Protocol):
-    """Source of models that are not in the table (absent_models.py)."""
+    """Source of models that are not in the table (app/repository/on_demand.py)."""
 
     def explain(self, name: str, version: str | None) -> str | None:
         """Return why the model is not served; None if it does not exist."""

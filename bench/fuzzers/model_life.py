@@ -36,7 +36,6 @@ from app.config.ensemble_config import EnsembleConfig, StepConfig
 from app.config.model_config import ModelConfig
 from app.errors import RequestError, UnknownModel
 from app.observe.metrics import MetricsRegistry
-from app.repository.absent_models import AbsentModels
 from app.repository.control.control_mode import ControlMode, ControlRefused
 from app.repository.control.folder_loads import FolderLoads
 from app.repository.control.folder_polls import FolderPolls
@@ -526,10 +525,9 @@ class World(EventLog):
         self.stage = Stage()
         self.places = cast("Any", Places(self))
         self.records = ModelRecords(self.places, self.mode.not_loaded_message)
-        self.on_demand = OnDemandLoader(self.records)
+        self.on_demand = OnDemandLoader(self.stage, self.records)
         metrics = MetricsRegistry()
-        absent = AbsentModels(self.stage, self.records, self.on_demand)
-        self.table = ModelTable(absent=absent)
+        self.table = ModelTable(absent=self.on_demand)
         self.service = Service(self.table, journal=anything, answers=anything)
         self.service._codec = cast("Any", AtOnce())
         self.budget, missing = MemoryBudget(self.limit), MissingModels()

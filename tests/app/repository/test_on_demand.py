@@ -1,8 +1,7 @@
 """Models loaded by their first request, and unloaded to make room; over HTTP.
 
 Covers: app/codec/preamble.py, app/repository/memory_budget.py,
-app/serving/timeout_policy.py, app/repository/loading/eviction.py,
-app/repository/absent_models.py.
+app/serving/timeout_policy.py, app/repository/loading/eviction.py.
 """
 
 from __future__ import annotations
