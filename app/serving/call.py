@@ -21,9 +21,9 @@ from time import monotonic_ns
 from app.codec.messages import Body, InferRequest, Refusal, Response
 from app.codec.model import DECODED_AT_ONCE
 from app.errors import InvalidRequest, ModelNotReady, Row, row_of
-from app.observe.journal import Answered, Asked, NestedCall, Wire
+from app.observe.journal import Answered, Asked, Failed, NestedCall, Wire
 from app.observe.request_ids import HEADER, SpanIds, new_ids, taken_id, trace_context
-from app.serving.call_record import Sampled, failed_of, takes_sample, trace
+from app.serving.call_record import Sampled, takes_sample, trace
 from app.serving.calls.parent_request import ClientRequest, stated_by
 from app.serving.forms import Form, encoder_of, refusal_of
 from app.serving.keys import Key
@@ -273,9 +273,31 @@ class CallState(ABC):
         rows: int = 0,
     ) -> None:
         """Keep and log why the request failed, and which phases it reached."""
-        stats = None if self.entry is None else self.entry.stats
-        times = self.arrived, self.began, self.decoded
-        failed = failed_of(self.asked(), stats, status, error, times, submitted, rows)
+        ended, since = monotonic_ns(), self.arrived or self.began
+        queue_ns = compute_ns = batch_rows = 0
+        device = ""
+        if submitted is not None:
+            queue_ns, compute_ns = submitted.queue_ns, submitted.compute_ns
+            batch_rows, device = submitted.batch_rows, submitted.device_id
+            if not queue_ns and not compute_ns:  # it was still waiting
+                queue_ns = ended - self.decoded
+        failed = Failed(
+            self.asked(),
+            None if self.entry is None else self.entry.stats,
+            status,
+            row_of(error).code,
+            str(error),
+            ended,
+            (ended - since) / _NS if since else 0.0,
+            self.arrived,
+            self.began,
+            self.decoded,
+            queue_ns,
+            compute_ns,
+            rows,
+            batch_rows,
+            device,
+        )
         self.service.journal.fail(failed, self.nested_calls(submitted))
 
     def sent(self) -> None:
