@@ -385,7 +385,7 @@ ERRORS: dict[type[BaseException], Row] = {
     MemoryError: Row(503, "out_of_memory", _REJECTED),
     WrongProcess: Row(500, "wrong_process", _OTHER),
     EngineError: Row(500, "internal_error", _OTHER),
-    Exception: Row(500, "internal_error", _OTHER),
+    BaseException: Row(500, "internal_error", _OTHER),
 }
 
 # Seconds until a client should retry: a device restarts within that time.
@@ -398,7 +398,6 @@ _PASSING = (
     OutOfMemory,
     MemoryError,
 )
-_INTERNAL = Row(500, "internal_error", _OTHER)
 _CALLERS_FAULT = Row(400, "invalid_input", _BACKEND)
 
 
@@ -408,11 +407,7 @@ def row_of(error: BaseException) -> Row:
         return Row(error.status, error.code, _OTHER)
     if isinstance(error, ExecutionFailed) and error.callers_fault:
         return _CALLERS_FAULT
-    for base in type(error).__mro__:
-        found = ERRORS.get(base)
-        if found is not None:
-            return found
-    return _INTERNAL
+    return next(ERRORS[base] for base in type(error).__mro__ if base in ERRORS)
 
 
 @dataclass(frozen=True, slots=True)

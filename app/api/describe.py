@@ -25,7 +25,7 @@ from app.repository.records import LoadedModel, ModelRecord, VersionRecord
 from app.serving.ensemble import Ensemble
 from app.serving.stateful import StatefulScheduler
 from app.spec import TensorSpec
-from engine import DeviceState, DeviceWaitTimeout, ModelRunner, NoDeviceAvailable
+from engine import DeviceState, ModelRunner
 
 LOST = "its device was lost and is being restarted"
 NOT_BACK = "its device was restarted and has not loaded the model yet"
@@ -247,15 +247,3 @@ def memory_kind(loaded: LoadedModel) -> str:
     """Return Triton's word for the memory of a model."""
     on_gpu = any("cuda" in device.id for device in loaded.runner.devices)
     return "GPU" if on_gpu else "CPU"
-
-
-def explain_start_failure(error: Exception) -> str:
-    """Return advice for an operator whose gateway could not start."""
-    if isinstance(error, NoDeviceAvailable | DeviceWaitTimeout):
-        return (
-            f"{error}; `popgate devices` shows which processes hold the devices, "
-            "--device-wait waits for a free one, --devices selects others"
-        )
-    if isinstance(error, OSError):
-        return f"the model repository cannot be read: {error}"
-    return str(error) or type(error).__name__

@@ -118,9 +118,16 @@ def how_to_manage(url: str, gateway: Gateway) -> str:
 
 def print_failed(error: Exception, log_format: str = "text") -> None:
     """Print why the gateway could not start."""
-    from app.api.describe import explain_start_failure
+    from engine import DeviceWaitTimeout, NoDeviceAvailable
 
-    why = explain_start_failure(error)
+    why = str(error) or type(error).__name__
+    if isinstance(error, NoDeviceAvailable | DeviceWaitTimeout):
+        why = (
+            f"{error}; `popgate devices` shows which processes hold the devices, "
+            "--device-wait waits for a free one, --devices selects others"
+        )
+    elif isinstance(error, OSError):
+        why = f"the model repository cannot be read: {error}"
     if log_format == "json":
         logger.error("%s", why)
     else:

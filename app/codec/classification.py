@@ -118,20 +118,17 @@ def _lowest(keys: npt.NDArray[Any], count: int) -> npt.NDArray[np.intp]:
 
 def _text(output: Output, value: Any, index: int, labels: Sequence[str]) -> bytes:
     if output.datatype == "BF16":
-        shown = BF16[int(value)].decode() if _is_finite(int(value)) else _odd(value)
+        shown = _odd(int(value)) or BF16[int(value)].decode()
     else:
         shown = str(value)
     label = f":{labels[index]}" if index < len(labels) and labels[index] else ""
     return f"{shown}:{index}{label}".encode()
 
 
-def _is_finite(bits: int) -> bool:
-    return bits & 0x7F80 != 0x7F80
-
-
-def _odd(value: Any) -> str:
-    """Return NaN or an infinity of BF16 in numpy's words."""
-    bits = int(value)
+def _odd(bits: int) -> str:
+    """Return NaN or an infinity of BF16 in numpy's words; empty for other values."""
+    if bits & 0x7F80 != 0x7F80:
+        return ""
     if bits & 0x7F:
         return "nan"
     return "-inf" if bits & 0x8000 else "inf"

@@ -132,12 +132,6 @@ def read_section(kind: type[T], document: Mapping[str, Any]) -> T:
     raise KeyProblem("; ".join(problems[:most]) + more)
 
 
-def read_file(kind: type[T], path: Path, most: int) -> T:
-    """Return the section that is a TOML file of at most `most` bytes. Raise
-    `KeyProblem`, and OSError."""
-    return read_document(kind, read_bounded(path, most))
-
-
 def read_bounded(path: Path, most: int) -> bytes:
     """Return at most `most` bytes of a regular file, without waiting for a pipe. Raise
     `KeyProblem`, and OSError.

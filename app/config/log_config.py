@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from app.config.config_keys import read_file, section
+from app.config.config_keys import read_bounded, read_document, section
 
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 _LARGEST_FILE = 1 << 16
@@ -32,4 +32,4 @@ class LogConfig:
 
 def read_log_config(path: Path) -> LogConfig:
     """Raise `KeyProblem` for invalid content, and OSError."""
-    return read_file(LogConfig, path, _LARGEST_FILE)
+    return read_document(LogConfig, read_bounded(path, _LARGEST_FILE))

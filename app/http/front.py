@@ -224,7 +224,8 @@ class InferFront(Application):
             raise missing
         naming = self.naming.get(path)
         if naming is not None:
-            check = partial(self._check_model, scope, headers)
+            names = scope.get(NAMES, ())
+            check = partial(self.access.check_inference, headers=headers, names=names)
             return NamingCall(service, headers, receive, naming.form(), check)
         if operation is None:
             return None
@@ -241,12 +242,6 @@ class InferFront(Application):
             if target:
                 return operation, target
         return None, path
-
-    def _check_model(
-        self, scope: Scope, headers: Mapping[bytes, bytes], path: str
-    ) -> None:
-        """Raise `HttpError` if the key of a call does not allow the model at `path`."""
-        self.access.check_inference(path, headers, scope.get(NAMES, ()))
 
     async def _run(
         self, call: AsgiCall, scope: Scope, receive: Receive, send: Send

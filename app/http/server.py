@@ -323,7 +323,9 @@ class GatewayServer(uvicorn.Server):
         while not self.force_exit:
             now = time.monotonic()
             if now >= linger_until:
-                self._close_idle()
+                for connection in list(self.server_state.connections):
+                    # Closes an idle connection, and marks a busy one's answer as last.
+                    connection.shutdown()
             connections = self.server_state.connections
             if not (connections or self.server_state.tasks):
                 return True
@@ -331,11 +333,6 @@ class GatewayServer(uvicorn.Server):
                 return False
             await asyncio.sleep(TICK)
         return False
-
-    def _close_idle(self) -> None:
-        for connection in list(self.server_state.connections):
-            # closes an idle connection; marks a busy connection's answer as its last
-            connection.shutdown()
 
     async def _look_after_connections(self) -> None:
         """Close the connections a few at a time, because there may be thousands."""

@@ -45,40 +45,29 @@ MOST_LANES = 8
 class Lanes:
     """Lanes for the keys of each weight that have requests in flight.
 
-    Each key has its own lane as long as there are enough.
+    Each key has its own lane as long as there are enough. With `only`, all have that
+    lane: if several processes serve a key, its requests share one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, only: int | None = None) -> None:
+        self._only = only
         self._keys: dict[int, list[int]] = {}
 
     def join(self, weight: int) -> int:
         """Return a lane for one more key: the first of those with the fewest keys."""
+        if self._only is not None:
+            return self._only
         keys = self._keys.setdefault(weight, [0] * MOST_LANES)
         lane = keys.index(min(keys))
         keys[lane] += 1
         return lane
 
     def leave(self, weight: int, lane: int) -> None:
-        self._keys[weight][lane] -= 1
+        if self._only is None:
+            self._keys[weight][lane] -= 1
 
     def __repr__(self) -> str:
-        return f"<Lanes {self._keys}>"
-
-
-class OneLane(Lanes):
-    """A single lane. If several processes serve a key, its requests share one lane."""
-
-    def __init__(self, lane: int) -> None:
-        self._lane = lane
-
-    def join(self, weight: int) -> int:
-        return self._lane
-
-    def leave(self, weight: int, lane: int) -> None:
-        """Release the lane of a key."""
-
-    def __repr__(self) -> str:
-        return f"<OneLane {self._lane}>"
+        return f"<Lanes {self._keys if self._only is None else self._only}>"
 
 
 class Key:
@@ -252,7 +241,7 @@ class Keys:
         for item in wanted:
             lanes = self._lanes
             if self._shared:
-                lanes = OneLane(weights[item.weight] % MOST_LANES)
+                lanes = Lanes(weights[item.weight] % MOST_LANES)
                 weights[item.weight] += 1
             key = known.get(item.name)
             if key is None:

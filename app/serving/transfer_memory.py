@@ -53,14 +53,15 @@ class TransferMemory:
     """
 
     __slots__ = (
-        "_is_returning", "_most", "_peak", "_reserved", "_total", "held", "limit",
+        "_is_returning", "_peak", "_reserved", "_total", "held", "limit", "most",
     )  # fmt: skip
 
     def __init__(self, limit: int = 0, total: Total | None = None) -> None:
         """Make the limit of `limit` bytes; 0 is half of the memory that this process
         may use. `total` is shared by all processes to which the limit applies.
         """
-        self.limit = self._most = limit or half_of_memory()
+        #: The limit of all processes together. `limit` is that of this process now.
+        self.most = self.limit = limit or half_of_memory()
         self._total = total
         self._reserved: set[Reservation] = set()
         self.held = self._peak = 0
@@ -85,7 +86,7 @@ class TransferMemory:
         if mine > self._peak:
             self._peak = mine
         elif self._peak - mine > _RETURNED_FROM:
-            kept = self._most * (0.6 if self._total is None else 0.3)
+            kept = self.most * (0.6 if self._total is None else 0.3)
             is_urgent, self._peak = self._peak > kept, mine
             if is_urgent or not self._is_returning:
                 wait = 0.0 if is_urgent else _RETURNED_AFTER
@@ -93,18 +94,13 @@ class TransferMemory:
                 with suppress(RuntimeError):  # no more threads
                     _thread.start_new_thread(self._return_free, (wait,))
                     self._is_returning |= not is_urgent
-        self.limit = self._most - others - reserved
+        self.limit = self.most - others - reserved
 
     def _return_free(self, wait: float) -> None:
         if wait:
             time.sleep(wait)
             self._is_returning = False
         return_free_memory()
-
-    @property
-    def most(self) -> int:
-        """Return the limit of all processes together."""
-        return self._most
 
     @property
     def used(self) -> int:
@@ -140,7 +136,7 @@ class TransferMemory:
 
     def refusal(self) -> TransferMemoryFull:
         """Return the error for a client whose body exceeds the free memory."""
-        return TransferMemoryFull(self._most)
+        return TransferMemoryFull(self.most)
 
     def __repr__(self) -> str:
         return f"<TransferMemory {self.held} of {self.limit} bytes>"

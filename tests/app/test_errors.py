@@ -194,7 +194,7 @@ def test_every_outcome_is_that_of_some_error() -> None:
         engine.errors.Cancelled: Outcome.CANCELLED,
         app.errors.InvalidTensor: Outcome.INVALID,
         ExecutionFailed: Outcome.ERROR,
-        Exception: Outcome.ERROR,
+        BaseException: Outcome.ERROR,
     }
     found = {kind: app.errors.ERRORS[kind].outcome for kind in wanted}
     assert found == wanted

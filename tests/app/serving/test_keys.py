@@ -15,7 +15,7 @@ import pytest
 from app.config.config_keys import KeyProblem
 from app.config.keys import KeyConfig, digest_of
 from app.errors import HttpError
-from app.serving.keys import MOST_LANES, Key, Keys, KeyTable, Lanes, OneLane, given_key
+from app.serving.keys import MOST_LANES, Key, Keys, KeyTable, Lanes, given_key
 from tests.app.served import ServedGateway
 from tests.app.serving.test_scheduling import Asking, in_flight
 from tests.engine import models
@@ -312,7 +312,7 @@ def test_a_key_has_one_lane_in_all_processes(tmp_path: Path) -> None:
     assert [key.lane for key in one.table.keys] == [0, 1]
     for key in one.table.keys:
         key.leave()
-    assert "OneLane" in repr(OneLane(3))
+    assert repr(Lanes(3)) == "<Lanes 3>"
 
 
 def answered(waiting: Sequence[Asking]) -> str:
