@@ -90,27 +90,17 @@ class NoCompiler:
     ) -> CompileCache:
         return self
 
-    def compile(self, source: Path, target: Path) -> None:
-        _refuse(source)
+    def popef_for(self, source: Path, *_: object, **__: object) -> NoReturn:
+        raise InvalidModel(
+            f"{source.name} must be compiled, and no installed plugin compiles ONNX "
+            f"models (entry point {ONNX} of {COMPILERS}); install one, or use a .popef "
+            "file"
+        )
 
-    def find(self, source: Path, changes: GraphChanges = NO_CHANGES) -> Path | None:
-        _refuse(source)
-
-    def popef_for(self, source: Path, changes: GraphChanges = NO_CHANGES) -> Path:
-        _refuse(source)
-
-    def defaults(self, source: Path, names: Collection[str]) -> dict[str, Array | None]:
-        _refuse(source)
+    compile = find = defaults = popef_for
 
     def close(self) -> None:
         """Do nothing, because nothing runs."""
-
-
-def _refuse(source: Path) -> NoReturn:
-    raise InvalidModel(
-        f"{source.name} must be compiled, and no installed plugin compiles ONNX models "
-        f"(entry point {ONNX} of {COMPILERS}); install one, or use a .popef file"
-    )
 
 
 @cache

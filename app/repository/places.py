@@ -38,17 +38,13 @@ _LIBRARIES = {
     ".joblib": "sklearn", ".pkl": "sklearn", ".pickle": "sklearn",
     ".ubj": "xgboost", ".pt": "torch", ".pth": "torch", ".pt2": "torch",
 }  # fmt: skip
-_PAGES = {
-    "sklearn": "docs/how-to/bring-a-model.md",
-    "xgboost": "docs/how-to/bring-a-model.md",
-    "torch": "docs/how-to/bring-a-model.md",
-}
+_PAGE = "docs/how-to/bring-a-model.md"
 #: Extensions of files that contain only weights.
 _WEIGHTS = (".safetensors", ".bin", ".ckpt", ".h5", ".keras", ".gguf")
 _HUGGING_FACE = (
     "{0} is a Hugging Face folder, which holds weights without a program; export it "
-    "to ONNX (`optimum-cli export onnx --model {0} DIR`, "
-    "docs/how-to/bring-a-model.md), or load it in a model.py of your own "
+    f"to ONNX (`optimum-cli export onnx --model {{0}} DIR`, {_PAGE}), or load it in a "
+    "model.py of your own "
     "(docs/reference/python-models.md)"
 )
 
@@ -196,13 +192,12 @@ def _no_model(path: Path) -> str:
         target = f"models/{path.stem}"
         return (
             f"{path} cannot be served directly; `popgate pack {library} {path} -o "
-            f"{target}` writes a model.py around it, and {_PAGES[library]} converts "
-            "it to ONNX"
+            f"{target}` writes a model.py around it, and {_PAGE} converts it to ONNX"
         )
     if path.suffix.lower() in _WEIGHTS:
         return (
             f"{path} holds weights without a program; export the model to ONNX "
-            "(docs/how-to/bring-a-model.md), or load the file in your own model.py "
+            f"({_PAGE}), or load the file in your own model.py "
             "(docs/reference/python-models.md)"
         )
     return (

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from app.codec.model import ModelCodec
+from app.codec.shapes import fits
 from app.config.model_files import count_strings, file_inside, read_array, read_bytes
 from app.config.warmup_config import WarmupConfig, WarmupInput, WarmupSample
 from app.errors import RequestError
@@ -244,9 +245,7 @@ def _runs(
         sizes = config.batch_sizes or sorted({1, *preferred, spec.max_batch_size})
     for rows in sizes:
         label = f"{config.data}, batch size {rows}" if rows else config.data
-        inputs = {
-            t.name: _synthetic(t, spec, rows, default, fill=fill) for t in spec.inputs
-        }
+        inputs = {t.name: _synthetic(t, rows, default, fill) for t in spec.inputs}
         yield _Run(label, inputs, config.count, rows)
 
 
@@ -263,9 +262,9 @@ def _sample_run(spec: ModelSpec, sample: WarmupSample, folder: Path | None) -> _
             continue
         wanted = wanted or WarmupInput()
         if wanted.file:
-            made = _from_file(tensor, spec, rows, wanted, folder)
+            made = _from_file(tensor, rows, wanted, folder)
         else:
-            made = _synthetic(tensor, spec, rows, wanted)
+            made = _synthetic(tensor, rows, wanted)
         inputs[tensor.name] = _checked(tensor, made)
     counts = {name: tensor.shape[0] for name, tensor in inputs.items() if tensor.shape}
     if spec.is_batched and len(set(counts.values())) > 1:
@@ -279,15 +278,10 @@ def _checked(tensor: TensorSpec, made: Tensor) -> Tensor:
     if made.data_type is not tensor.data_type:
         msg = f"input '{tensor.name}' is {tensor.datatype}, got {made.data_type.name}"
         raise ValueError(msg)
-    expected, shape = tensor.shape, made.shape
-    fits = expected is None or (
-        len(expected) == len(shape)
-        and all(want in (-1, got) for want, got in zip(expected, shape, strict=True))
-    )
-    if not fits:
+    if not fits(tensor.shape, made.shape):
         msg = (
-            f"input '{tensor.name}' expects shape {list(expected or ())}, "
-            f"got {list(shape)}"
+            f"input '{tensor.name}' expects shape {list(tensor.shape or ())}, "
+            f"got {list(made.shape)}"
         )
         raise ValueError(msg)
     return made
@@ -311,7 +305,7 @@ def _shape(
 
 
 def _synthetic(
-    tensor: TensorSpec, spec: ModelSpec, rows: int, wanted: WarmupInput, fill: int = 1
+    tensor: TensorSpec, rows: int, wanted: WarmupInput, fill: int = 1
 ) -> Tensor:
     if tensor.name == PYTHON_STEP:
         # For a generator, only the first response is tried.
@@ -342,11 +336,7 @@ def _values(tensor: TensorSpec, shape: tuple[int, ...], data: str) -> Array:
 
 
 def _from_file(
-    tensor: TensorSpec,
-    spec: ModelSpec,
-    rows: int,
-    wanted: WarmupInput,
-    folder: Path | None,
+    tensor: TensorSpec, rows: int, wanted: WarmupInput, folder: Path | None
 ) -> Tensor:
     """Return the value in a file: a .npy file unchanged, raw bytes in the input's
     shape.
