@@ -182,6 +182,7 @@ class ModelTable:
         self._tracer = tracer
         self._absent: Absent = absent or NoneAbsent()
         self._entries: dict[str, tuple[ModelEntry, ...]] = {}
+        self._paths_of: dict[str, frozenset[str]] = {}
         self._on_change = on_change
 
     def publish(
@@ -211,12 +212,12 @@ class ModelTable:
         for entry in versions:
             if entry.spec.version == default:
                 paths |= {f"{prefix}{name}{_SUFFIX}": entry for prefix in PREFIXES}
-        for path in self._paths_of(name):
-            if path not in paths:
-                self.paths.pop(path, None)
+        for path in self._paths_of.pop(name, frozenset()).difference(paths):
+            self.paths.pop(path, None)
         self.paths.update(paths)
         if versions:
             self._entries[name] = versions
+            self._paths_of[name] = frozenset(paths)
         else:
             self._entries.pop(name, None)
         if versions or not self._absent.offers(name, None):
@@ -248,15 +249,6 @@ class ModelTable:
     def default(self, name: str) -> ModelEntry | None:
         """Return the entry for requests without a version."""
         return self.paths.get(infer_path(name))
-
-    def _paths_of(self, name: str) -> list[str]:
-        before = self._entries.get(name, ())
-        paths = [f"{prefix}{name}{_SUFFIX}" for prefix in PREFIXES if before]
-        return paths + [
-            f"{prefix}{name}/versions/{entry.spec.version}{_SUFFIX}"
-            for entry in before
-            for prefix in PREFIXES
-        ]
 
     def offers(self, path: str) -> bool:
         """Return whether a request to the missing model at `path` would load it."""
