@@ -83,7 +83,7 @@ class BlobWriter(Draft):
         not contiguous. Raises WriterStateError if the blob is not open any more.
         """
         self.check_open()
-        view = _bytes_of(data)
+        view = _bytes_of(data, is_typed=self._expected is not None)
         size = len(view)
         if self._expected is not None and self._content_size + size > self._expected:
             raise InvalidValueError(
@@ -207,16 +207,16 @@ def _is(info: Info, data_type: DataType) -> bool:
     return info.tensor_info.data_type is data_type
 
 
-def _bytes_of(data: Buffer) -> memoryview:
+def _bytes_of(data: Buffer, *, is_typed: bool) -> memoryview:
     try:
         view = data.data if isinstance(data, np.ndarray) else memoryview(data)
         if not view.c_contiguous:
             raise InvalidValueError("expected contiguous memory; copy the array first")
         if view.format == "O":
-            raise InvalidValueError(
-                "expected bytes, got an array of objects; convert strings with "
-                "encode_strings"
-            )
+            hint = "convert strings with encode_strings"
+            raise InvalidValueError(f"expected bytes, got an array of objects; {hint}")
+        if is_typed and view.format[0] in ">!" and view.itemsize > 1:
+            raise InvalidValueError("expected little-endian values; convert the array")
         return view.cast("B") if view.nbytes else memoryview(b"")
     except (TypeError, ValueError) as error:
         kind = type(data).__name__

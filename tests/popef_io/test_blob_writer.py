@@ -88,6 +88,20 @@ def test_rows_in_memory_order(writer: Writer) -> None:
     np.testing.assert_array_equal(read(writer).tensors[0].data(), array.T)
 
 
+def test_values_of_tensors_are_little_endian(writer: Writer) -> None:
+    array = np.ones(2, ">f4")
+    opaque = writer.create_opaque_blob("o")
+    opaque.write(array)
+    opaque.close()
+    blob = writer.create_tensor_data(TensorDataInfo("t", info(2)))
+    with pytest.raises(InvalidValueError, match="expected little-endian"):
+        blob.write(array)
+    blob.write(array.astype("<f4"))
+    found = read(writer)
+    assert found.tensors[0].data().tolist() == [1, 1]
+    assert bytes(found.opaque_blobs[0].raw()) == array.tobytes()
+
+
 def test_no_more_than_described(writer: Writer) -> None:
     blob = writer.create_tensor_data(TensorDataInfo("t", info(2)))
     with pytest.raises(InvalidValueError, match="got 9 bytes, expected 8"):
