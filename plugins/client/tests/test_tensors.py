@@ -55,6 +55,22 @@ def renamed(body: bytes, length: int) -> tuple[bytes, int]:
     return grown, length + 1 if length >= 0 else length
 
 
+@pytest.mark.parametrize("encoding", list(Encoding))
+@pytest.mark.parametrize("kind", [np.ma.masked_array, np.rec.array])
+def test_subclasses_of_arrays_are_sent_as_arrays(encoding: Encoding, kind: Any) -> None:
+    plain = np.array([[1.0, 2.0]], np.float32)
+    expected = encode(encoding, [tensor_of("x", plain, "FP32")])
+    headers, parts = encode(encoding, [tensor_of("x", kind(plain), "FP32")])
+    assert headers == expected[0]
+    assert [bytes(p) for p in parts] == [bytes(p) for p in expected[1]]
+
+
+def test_masked_values_are_refused() -> None:
+    masked = np.ma.masked_array([1.0, 2.0], [False, True])
+    with pytest.raises(InvalidRequest, match="has masked values"):
+        tensor_of("x", masked, "FP32")
+
+
 def test_brain_floats_are_rounded_as_everywhere() -> None:
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 1 << 32, 100_000, np.uint64).astype(np.uint32)

@@ -97,8 +97,11 @@ def tensor_of(
 
 
 def _array(name: str, value: Any, datatype: str) -> Array:
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        msg = f"input {name}: the array has masked values; send array.filled(…)"
+        raise InvalidRequest(msg)
     if isinstance(value, np.ndarray):
-        return value
+        return np.asarray(value)  # encoders know no subclasses
     text = isinstance(value, str | bytes) or datatype == "BYTES"
     try:
         # also strings that end in a zero byte
