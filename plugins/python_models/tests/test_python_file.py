@@ -686,6 +686,7 @@ def test_a_forked_child_answers_nothing(tmp_path: Path, kind: str) -> None:
         ("INT32[2]", "np.array([1, 2**31])", "has the value 2147483648, which INT32"),
         ("INT8[]", "-129", "has the value -129, which INT8"),
         ("UINT8[1]", "np.array([256], np.uint16)", "has the value 256, which UINT8"),
+        ("FP32[2]", "np.ma.masked_greater([1.0, 2.0], 1)", "'y' has masked values"),
         ("BYTES[2]", "['\u00e9', '\ud800']", "string that is not valid Unicode"),
     ],
 )

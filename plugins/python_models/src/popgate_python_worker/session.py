@@ -349,6 +349,9 @@ def _array(tensor: PythonTensor, value: Any) -> Array:
     never from FP32 to INT64.
     """
     name = tensor.name
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        msg = f"output {name!r} has masked values; return array.filled(…)"
+        raise ExecutionFailed(msg)
     try:
         if tensor.data_type is DataType.STRING:
             array = _strings(name, value)
