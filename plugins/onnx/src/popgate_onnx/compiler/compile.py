@@ -25,6 +25,7 @@ from popgate_onnx.compiler.divisions import guard_divisions
 from popgate_onnx.compiler.empty_inputs import guard_empty_inputs
 from popgate_onnx.compiler.external_data import ExternalFiles
 from popgate_onnx.compiler.frames import guard_frames
+from popgate_onnx.compiler.functions import inline_functions
 from popgate_onnx.compiler.interface import (
     Interface,
     change,
@@ -198,6 +199,7 @@ def _load_model(
     progress: Progress,
 ) -> _Loaded:
     model = read_model(source)
+    inline_functions(model.proto)
     labels = convert(model.proto)
     guard_divisions(model.proto)
     guard_frames(model.proto)

@@ -35,16 +35,15 @@ def replace_nodes(model: Any, by: NodeReplacement) -> None:
         _replace(model.graph, _with_types(model), {}, by, names)
 
 
-def _with_types(model: Any) -> Any:
-    """Return the graph with the types of its values, and without its weights."""
-    import onnx
+def without_weights(model: Any) -> Any:
+    """Return the model with inputs in place of its weights, for onnx's own passes."""
     from onnx import helper
 
     light = type(model)(ir_version=model.ir_version)
     light.opset_import.extend(model.opset_import)
     light.functions.extend(model.functions)
     graph = light.graph
-    graph.name = "types"
+    graph.name = "light"
     graph.node.extend(model.graph.node)
     graph.output.extend(model.graph.output)
     given = {value.name: value for value in model.graph.input}
@@ -53,10 +52,18 @@ def _with_types(model: Any) -> Any:
             tensor.name, tensor.data_type, tensor.dims
         )
     graph.input.extend(given.values())
+    return light
+
+
+def _with_types(model: Any) -> Any:
+    """Return the graph with the types of its values, and without its weights."""
+    import onnx
+
+    light = without_weights(model)
     try:
         return onnx.shape_inference.infer_shapes(light).graph
     except Exception:  # onnx raises many kinds of errors
-        return graph
+        return light.graph
 
 
 def _names(graph: Any, prefix: str) -> Iterator[str]:

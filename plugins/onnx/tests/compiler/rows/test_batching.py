@@ -546,7 +546,7 @@ COUPLED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "hidden in a function": (
         lambda: with_function("Unique"),
-        "reads all rows at once (in function Mine)",
+        "Unique node reads all rows at once",
     ),
     "nothing to see": (
         lambda: onnx_model(
