@@ -282,6 +282,19 @@ def test_a_server_that_states_neither_tag_nor_date(
         CachedModels(tmp_path / "b", FetchOptions(limit=1000)).preview(url)
 
 
+def test_half_a_file_of_unknown_size_is_not_the_model(web: Web, tmp_path: Path) -> None:
+    """The end of the connection is that of the file if no length is stated."""
+    remote, url = CachedModels(tmp_path), url_of(web)
+    answer = web.answers["/m.onnx"]
+    answer.says_length, answer.takes_ranges = False, False
+    answer.cuts = [100_000, 100_001]  # of the listing, and of the download
+    with pytest.raises(RemoteError, match=r"m.onnx ended early"):
+        remote.fetch("model m", url)
+    assert remote.folder_of(url) is None
+    assert remote.fetch("model m", url)
+    assert served(remote, url) == BODY
+
+
 @pytest.mark.parametrize(
     ("config", "allowed", "problem"),
     [

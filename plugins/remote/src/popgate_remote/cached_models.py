@@ -18,7 +18,7 @@ from pathlib import Path
 from app.repository.model_sources import FetchOptions, FetchStopped, Looks, RemoteError
 from app.sizes import counted, size_text
 from popgate_remote.download import Progress, download
-from popgate_remote.errors import SourceChanged
+from popgate_remote.errors import SourceAway, SourceChanged
 from popgate_remote.listing import Listing, RemoteFile
 from popgate_remote.model_cache import CacheEntry, ModelCache, Snapshot
 from popgate_remote.source import Source
@@ -280,6 +280,7 @@ class CachedModels:
                 for file in missing:
                     part = self._cache.part(self._key(url), file)
                     digest = download(source, file, part, progress)
+                    self._check_end(source, file, digest)
                     self._cache.keep(part, digest)
                     sha256[file.name] = digest
         finally:
@@ -293,6 +294,14 @@ class CachedModels:
             progress,
         )
         return sha256
+
+    def _check_end(self, source: Source, file: RemoteFile, digest: str) -> None:
+        """Raise `SourceAway` if a file of unknown size may be incomplete.
+
+        A lost connection may look like its end, so it is read once more.
+        """
+        if file.size is None and self._read(source, file).sha256 != digest:
+            raise SourceAway(f"{file.name} ended early, or has changed")
 
     def _known(self, current: Snapshot | None, listing: Listing) -> dict[str, str]:
         """Return the SHA-256 of the files that the cache has, by name."""
