@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _threads_of_fsspec() -> None:
+    """Starts those that fsspec keeps from its first call on."""
+    with contextlib.suppress(ImportError):
+        from fsspec.asyn import get_loop
+
+        loop, count = get_loop(), 4
+        helpers = ThreadPoolExecutor(count, "asyncio")
+        loop.call_soon_threadsafe(loop.set_default_executor, helpers)
+        together = threading.Barrier(count)
+        for job in [helpers.submit(together.wait) for _ in range(count)]:
+            job.result()
 
 
 @pytest.fixture(scope="session")
@@ -45,4 +62,5 @@ def s3(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     client.create_bucket(Bucket="models")
     yield client
     client.close()
+    httpx.post(f"{s3_url}/moto-api/reset", trust_env=False)  # closes its files
     s3fs.S3FileSystem.clear_instance_cache()
