@@ -78,12 +78,10 @@ class FolderLoads:
         """Return all models in the folder."""
         return await self._pool.run(self._places.scan_all)
 
-    async def put(self, scanned: ScannedModel) -> None:
-        """Load a model at the start, or for another model, without unloading others.
-
-        The record has the errors.
-        """
-        await self._repository.load(scanned, lazily=self.lazily, evict=False)
+    async def put(self, scanned: ScannedModel, *, on_request: bool = False) -> None:
+        """Load a model; unload others only `on_request`. The record has the errors."""
+        lazily = self.lazily and not on_request
+        await self._repository.load(scanned, lazily=lazily, evict=on_request)
         if scanned.url is not None:
             await self._settle_remote(self._records.record(scanned.name), scanned.url)
 

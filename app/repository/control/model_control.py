@@ -83,7 +83,7 @@ class ModelControl:
             ):
                 await self._loads.remote.fetch(name, scanned.url)
                 scanned = await self._loads.scan(name, root, request.config)
-            await self._repository.load(scanned)
+            await self._loads.put(scanned, on_request=True)
             self.watch.follow(name, scanned)
         finally:
             if root is not None:

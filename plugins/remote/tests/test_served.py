@@ -241,6 +241,12 @@ def test_a_load_takes_what_the_cache_has_nothing_of(web: Web, tmp_path: Path) ->
         answer = gateway.client.post("/v2/repository/models/m/load", json=override)
         assert answer.status_code == 400
         assert "source can only be set in the model repository" in answer.text
+    # What a request has loaded and has served is kept as other files are.
+    web.put("/m.popef", b"not a model")
+    with ServedGateway(root, *cache, NETRC="/nowhere") as gateway:
+        gateway.wait_ready()
+        assert infer(gateway) == 3.0
+        gateway.wait_line("serving its former files")
 
 
 def test_ctrl_c_ends_a_download_at_once(web: Web, tmp_path: Path) -> None:
