@@ -222,7 +222,7 @@ class RaggedReplica(Replica):
         most = ragged.max_tokens or GROWTH * policy.max_tokens
         self._budget = TokenBudget(policy.max_tokens, most)
         self._batch = RaggedBatch(table, plan, ragged)
-        self._results = RaggedResults(table, plan, ragged, parts.wait_room)
+        self.results = RaggedResults(table, plan, ragged, parts.wait_room)
         self._windows: dict[ClientChannel, Window] = {}
 
     def remove(self, client: ClientChannel) -> None:

@@ -268,12 +268,12 @@ class RegroupingReplica(Replica):
                 entry.mark_answered()
             return
         values = batch.results()
-        self._results.check(batch, values)
+        self.results.check(batch, values)
         first = 0
         for entry in entries:
             assert isinstance(entry, OpenEntry)
             units = min(entry.rows - entry.ran, batch.used - first)
-            part = self._results.part(values, first, first + units)
+            part = self.results.part(values, first, first + units)
             first += units
             entry.ran += units
             for index, value in part.items():
@@ -281,8 +281,8 @@ class RegroupingReplica(Replica):
                 # is needed.
                 entry.parts.setdefault(index, []).append(np.array(value))
             if entry.ran == entry.rows:
-                whole = {i: self._results.join(i, p) for i, p in entry.parts.items()}
-                self._results.publish_one(entry, whole)
+                whole = {i: self.results.join(i, p) for i, p in entry.parts.items()}
+                self.results.publish_one(entry, whole)
                 answer(entry, DeviceOutcome.DONE, started, compute, batch.used)
 
     # -- releasing

@@ -78,7 +78,7 @@ class Replica:
         self._plan = plan
         wait_note = _wait_note(policy.fill_run_ns)
         self._batch = Batch(table, plan, wait_note, conditional=policy.conditional)
-        self._results = Results(table, plan, parts.wait_room)
+        self.results = Results(table, plan, parts.wait_room)
         self._queue = FairQueue()
         self.shares = self._queue.shares
         self._shape: tuple[object, ...] | None = None
@@ -125,9 +125,7 @@ class Replica:
     # -- running
 
     def step(self) -> list[ClientChannel]:
-        """Take one batch of the waiting requests and run it. Return the clients to
-        wake.
-        """
+        """Run one batch of the waiting requests. Return the clients to wake."""
         now = time.monotonic_ns()
         dropped: list[Dropped] = []
         entries = self._take(now, dropped)
@@ -229,9 +227,7 @@ class Replica:
         return True
 
     def _execute(self, started: int) -> Exception | None:
-        """Run the batch that was begun, and publish its results. Return its error, if
-        it failed.
-        """
+        """Run the batch that was begun, and publish it. Return its error, if any."""
         batch = self._batch
         entries = batch.entries
         # Options are fresh, and `running` is set before the run and cleared after it.
@@ -281,7 +277,7 @@ class Replica:
     def _publish(self, batch: Batch, started: int, compute: int) -> None:
         """Hand over results, and tell the clients."""
         rows = batch.rows or len(batch.entries)
-        if not self._results.publish(batch):
+        if not self.results.publish(batch):
             self._publish_each(batch, started, compute, rows)
             return
         for entry in batch.entries:
@@ -302,7 +298,7 @@ class Replica:
     ) -> None:
         told = 0
         try:
-            for entry in self._results.publish_each(batch):
+            for entry in self.results.publish_each(batch):
                 answer(entry, DeviceOutcome.DONE, started, compute, rows, batch.longest)
                 told += 1
         except Exception as error:

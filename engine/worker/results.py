@@ -22,6 +22,7 @@ from popef_io import encode_strings
 Waiter: TypeAlias = Callable[[ClientChannel, AnchorRing, int], int]
 Values: TypeAlias = Mapping[int, Array]
 """Arrays by the index of their output."""
+_LARGE_NS = 10_000_000_000
 
 
 class Results:
@@ -31,6 +32,8 @@ class Results:
         self._outputs = table.outputs
         self._plan = plan
         self._wait_room = wait_room
+        #: After a large output, runs count as large until then (`time.monotonic_ns`).
+        self.large_until = 0
 
     def publish(self, batch: Batch) -> bool:
         """Give all requests of a batch their rows at once.
@@ -56,6 +59,8 @@ class Results:
             # `place` checks only for one free slot.
             if len(entries) > 1 and anchor.write_available < len(entries):
                 return False
+            if value.nbytes > COPIED_AT_ONCE * len(entries):
+                self.large_until = time.monotonic_ns() + _LARGE_NS
             bound = batch.bound.get(index)
             if bound is not None and bound[1] is value:
                 places.append((index, anchor, value, bound[0]))
@@ -140,9 +145,7 @@ class Results:
             anchor.write_complete()
 
     def check(self, batch: Batch, values: Values) -> None:
-        """Raise ExecutionFailed if the output has another number of rows than the
-        input.
-        """
+        """Raise ExecutionFailed if an output and the input differ in their rows."""
         dim = self._plan.dim
         for index, value in values.items():
             wanted = batch.used * self._plan.outputs[index].span
@@ -178,9 +181,7 @@ class Results:
 
 
 def _scalar(value: Array) -> Array:
-    """Return a scalar output. It has no dimensions for one unit, and one dimension for
-    several units.
-    """
+    """Return a scalar output: without dimensions for one unit, with one for several."""
     return value.reshape(()) if value.size == 1 else value
 
 

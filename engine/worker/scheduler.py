@@ -97,9 +97,7 @@ class Scheduler:
         return [replica for replica in pair if replica is not None]
 
     def has_failed(self, replica: int) -> None:
-        """Restart the record of whether a run of a replica has succeeded. For the
-        thread that runs programs.
-        """
+        """Forget that runs of a replica succeeded. For the thread that schedules."""
         self._succeeded &= ~(1 << (replica & 63))
         for link in self._links:
             link.words[SUCCEEDED] = self._succeeded
@@ -193,9 +191,7 @@ class Scheduler:
                     self._ready.append(replica)
 
     def _receive(self, client: ClientProcess, number: int) -> None:
-        """Receive a submission that is large, of a closed channel, or of the replica
-        that runs aside.
-        """
+        """Receive a submission that is large, or to no channel or the replica aside."""
         found = client.channels.get(number & ~LARGE)
         if found is None:
             return
@@ -204,12 +200,16 @@ class Scheduler:
             self._large.arrived.append((client, number))
             return
         channel.pending += 1
-        if number & LARGE and len(self.replicas) > 1 and not self._one_thread:
+        if number & LARGE and self._may_go_aside:
             channel.note_large()
             self._go_aside.add(replica)
         if replica not in self._queued:
             self._queued.add(replica)
             self._ready.append(replica)
+
+    @property
+    def _may_go_aside(self) -> bool:
+        return len(self.replicas) > 1 and not self._one_thread
 
     def _step(self) -> int:
         """Run the next batch. Return the nanoseconds to wait if none is due yet."""
@@ -236,6 +236,8 @@ class Scheduler:
                 self._replica = None
                 if self._large.replica is None:
                     self.busy_ns += time.monotonic_ns() - now
+                if replica.results.large_until > now and self._may_go_aside:
+                    self._go_aside.add(replica)
                 self._end_run(replica, succeeded, touched, RUNNING, SINCE)
                 if self._trace:
                     taken = (time.monotonic_ns() - now) // 1000
@@ -283,13 +285,12 @@ class Scheduler:
         self._large.begin(replica, now)
 
     def _return_from_aside(self, touched: list[ClientChannel]) -> None:
-        """Take back the replica whose run aside has ended, and do what waited for the
-        end.
-        """
+        """Take back the replica whose run aside has ended, and do what waited."""
         ended = self._large.collect()
         self.shares.settle()
         replica = ended.replica
-        if not any(channel.has_large for channel in replica.channels):
+        stays = replica.results.large_until > ended.began and self._may_go_aside
+        if not (stays or any(channel.has_large for channel in replica.channels)):
             self._go_aside.discard(replica)
         self._arena_grown = True
         self.busy_ns += time.monotonic_ns() - ended.began

@@ -106,6 +106,20 @@ def test_small_requests_of_others_do_not_wait(
     until(lambda: not shared_device.report.is_occupied)
 
 
+def test_nor_do_they_if_only_the_outputs_were_large(
+    shared_device: Device, runner: ModelRunner, neighbour: ModelRunner
+) -> None:
+    # The outputs of this model are as large as its inputs.
+    assert result(large(runner, 1)) == {1}
+    request = submit(runner, FOR_EVER)
+    until(lambda: runs(shared_device))
+    for number in range(20):
+        assert result(submit(neighbour, number)) == {number}
+    request.cancel()
+    assert result(submit(runner, 3)) == {3}
+    until(lambda: not shared_device.report.is_occupied)
+
+
 def test_the_thread_of_large_requests_gives_way(
     shared_device: Device, runner: ModelRunner, neighbour: ModelRunner
 ) -> None:

@@ -55,7 +55,7 @@ class Client:
             0, "m", nothing, (), table, plan, policy, self.take
         )
         self.replica = replica.Replica(parts)
-        self.replica._results = results.Results(table, plan, self.take)
+        self.replica.results = results.Results(table, plan, self.take)
         self.mine = ClientChannel(0, self.channel, self.link)
 
     def take(self, channel: ClientChannel, ring: AnchorRing, size: int) -> int:
@@ -125,7 +125,7 @@ def test_rows_that_were_computed_in_the_ring_do_not_overwrite_each_other(
     batch: Any = SimpleNamespace(
         results=lambda: {0: values}, entries=entries, bound={0: (offset, values)}
     )
-    assert [*client.replica._results.publish_each(batch)] == entries
+    assert [*client.replica.results.publish_each(batch)] == entries
     for number, row in enumerate(rows):
         assert data_of(ring, number) == ((1, 101), row.tobytes())
 
