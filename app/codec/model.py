@@ -159,7 +159,7 @@ class ModelCodec:
         except RequestError:
             return False
         if encoding is Encoding.FORM:
-            return is_large
+            return is_long(body, DECODED_AT_ONCE)
         if encoding is Encoding.NPY:
             return is_rearranged(first)
         if encoding is Encoding.MSGPACK:

@@ -261,6 +261,9 @@ def test_a_document_of_many_lists_or_keys_takes_long_at_any_size(name: str) -> N
     short = {b"inference-header-content-length": b"100"}
     assert codec.takes_long({}, [text[:9], text[9:]])
     assert codec.takes_long(framed, [text[:9], text[9:], bytes(64)])
+    form = {b"content-type": b"multipart/form-data; boundary=B"}
+    assert codec.takes_long(form, [text])
+    assert not codec.takes_long(form, [bytes(DECODED_AT_ONCE)])
     assert not codec.takes_long(short, [text])
     assert not codec.takes_long({}, [text[:ALL_AT_ONCE]])
     assert codec.takes_long({}, [text], form=object())
