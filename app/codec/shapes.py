@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 from app.errors import InvalidRequest, InvalidShape, InvalidTensor, NestedTooDeep
 from app.give_way import BLOCK, MANY, give_way, in_blocks
@@ -14,6 +14,7 @@ Shape = tuple[int, ...]
 
 # Other programs cannot count this many elements.
 _COUNTABLE = 1 << 63
+_NESTED: Final = frozenset((dict, list))
 
 
 def written(shape: Shape | list[int] | None) -> str:
@@ -162,7 +163,8 @@ def check_depth(value: object, limits: Limits, depth: int = 0) -> None:
         for item in level:
             members = list(item.values()) if isinstance(item, dict) else item
             for block in in_blocks(members) if isinstance(members, list) else ():
-                deeper += [v for v in block if isinstance(v, dict | list)]
+                if not _NESTED.isdisjoint(map(type, block)):  # a third of the time
+                    deeper += [v for v in block if type(v) in _NESTED]
                 passed += 1 + len(block)
             if passed > 2 * MANY:
                 passed = 0
