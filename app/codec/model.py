@@ -11,7 +11,7 @@ from app.codec.classification import classified, classify
 from app.codec.document import DocumentReader
 from app.codec.files.file_body import FileReader
 from app.codec.inputs import Input
-from app.codec.json_lists import is_long, parse_large, parse_with_lists
+from app.codec.json_lists import LARGE, is_long, parse_large, parse_with_lists
 from app.codec.json_text import check_json_size, may_hold_booleans, parse_json
 from app.codec.media import KNOWN_WAYS, encoding_of, reply_to, way_of
 from app.codec.messages import (
@@ -330,7 +330,7 @@ def _decode_json(
     check_json_size(len(text), limits)
     if len(text) < SMALL:
         return reader.read(parse_json(text, limits), reply)
-    if is_long([text]):
+    if len(text) > LARGE:
         return reader.read(parse_large(text, limits), reply)
     if may_have_lists(text):
         request = _decode_usual(reader, limits, text, reply)

@@ -270,6 +270,15 @@ def test_a_document_of_many_lists_or_keys_takes_long_at_any_size(name: str) -> N
     assert not codec.takes_long({}, [text[:ALL_AT_ONCE]], form=object())
 
 
+@pytest.mark.parametrize("count", [100, 20_000])
+def test_a_row_of_many_lists_is_completed_at_any_size(count: int) -> None:
+    tensor = TensorSpec.make("x", "FP32", (-1, -1, -1))
+    codec = ModelCodec(ModelSpec("m", "1", (tensor,), ()))
+    for value, shape in (([[1]], (1, count, 1)), ([[[]]], (count, 1, 0))):
+        body = json.dumps({"inputs": {"x": value * count}}).encode()
+        assert codec.decode(None, None, None, [body]).inputs["x"].shape == shape
+
+
 def test_packed_documents_of_any_size_are_read_alike() -> None:
     for count in (10, 5000, 200_000):
         document = {"x": list(range(count)), "y": {str(i): i for i in range(5000)}}
