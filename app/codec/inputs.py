@@ -292,9 +292,10 @@ class Input:
             if value.dims is None:
                 msg = f"the lists of input '{self.name}' are nested unevenly"
                 raise InvalidTensor(msg)
-            shape = completed(value.dims, self.shape)
-            accepted = self.accept_parsed(shape)
-            return self.from_values(value, accepted, null_is_nan=null_is_nan)
+            shape = self.accept_parsed(completed(value.dims, self.shape))[0]
+            return self._from_blocks(
+                value.blocks(), shape, is_base64=False, null_is_nan=null_is_nan
+            )
         shape, flat = discover(self.name, value, self.shape, self._limits)
         return self.from_values(
             flat,

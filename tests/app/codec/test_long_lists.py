@@ -200,3 +200,14 @@ def test_strings_are_bounded_before_they_are_made() -> None:
     many = json.dumps({"inputs": [{**item, "data": ["a"] * 300_000}]}).encode()
     with pytest.raises(BodyTooLarge, match="more than 1000 strings"):
         codec.decode(None, None, None, [many])
+
+
+@pytest.mark.parametrize("size", [(100, 7), (60_000, 7), (1, 300_000), (300_000, 1)])
+def test_leading_dimensions_may_be_missing_at_any_size(size: tuple[int, int]) -> None:
+    tensor = TensorSpec.make("x", "FP32", (-1, -1, -1))
+    codec = ModelCodec(ModelSpec("m", "1", (tensor,), ()))
+    values = np.arange(size[0] * size[1], dtype=np.float32).reshape(size)
+    body = json.dumps({"inputs": {"x": values.tolist()}}).encode()
+    read = codec.decode(None, None, None, [body]).inputs["x"]
+    assert read.shape == (1, *size)
+    assert np.array_equal(read.numpy()[0], values)
