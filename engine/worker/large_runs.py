@@ -8,7 +8,7 @@ and a large one still has a share of it.
 
 The rules
 ---------
-- A replica whose outputs were large goes aside too, for the next seconds.
+- A replica with a large output goes aside too, for its next runs.
 - At most one replica is aside, so only one large request takes memory. The others with
   large requests wait, in their order, and so do their small requests.
 - A replica has one run at a time, so the order of the requests of a model stays.

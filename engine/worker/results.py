@@ -22,7 +22,8 @@ from popef_io import encode_strings
 Waiter: TypeAlias = Callable[[ClientChannel, AnchorRing, int], int]
 Values: TypeAlias = Mapping[int, Array]
 """Arrays by the index of their output."""
-_LARGE_NS = 10_000_000_000
+#: After a large output, so many runs go aside.
+_RUNS_ASIDE = 20
 
 
 class Results:
@@ -32,8 +33,8 @@ class Results:
         self._outputs = table.outputs
         self._plan = plan
         self._wait_room = wait_room
-        #: After a large output, runs count as large until then (`time.monotonic_ns`).
-        self.large_until = 0
+        #: The number of next runs that count as large, because an output was.
+        self.large_runs = 0
 
     def publish(self, batch: Batch) -> bool:
         """Give all requests of a batch their rows at once.
@@ -44,6 +45,7 @@ class Results:
         values = batch.results()
         entries = batch.entries
         client = entries[0].client
+        self.large_runs = max(0, self.large_runs - 1)
         if len(entries) > 1:
             self.check(batch, values)
             if self._plan.dim or any(entry.client is not client for entry in entries):
@@ -60,7 +62,7 @@ class Results:
             if len(entries) > 1 and anchor.write_available < len(entries):
                 return False
             if value.nbytes > COPIED_AT_ONCE * len(entries):
-                self.large_until = time.monotonic_ns() + _LARGE_NS
+                self.large_runs = _RUNS_ASIDE
             bound = batch.bound.get(index)
             if bound is not None and bound[1] is value:
                 places.append((index, anchor, value, bound[0]))

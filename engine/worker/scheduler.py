@@ -236,7 +236,7 @@ class Scheduler:
                 self._replica = None
                 if self._large.replica is None:
                     self.busy_ns += time.monotonic_ns() - now
-                if replica.results.large_until > now and self._may_go_aside:
+                if replica.results.large_runs and self._may_go_aside:
                     self._go_aside.add(replica)
                 self._end_run(replica, succeeded, touched, RUNNING, SINCE)
                 if self._trace:
@@ -289,7 +289,7 @@ class Scheduler:
         ended = self._large.collect()
         self.shares.settle()
         replica = ended.replica
-        stays = replica.results.large_until > ended.began and self._may_go_aside
+        stays = replica.results.large_runs > 0 and self._may_go_aside
         if not (stays or any(channel.has_large for channel in replica.channels)):
             self._go_aside.discard(replica)
         self._arena_grown = True
