@@ -24,7 +24,7 @@ from app.codec.shapes import (
     parse_shape,
     written,
 )
-from app.errors import InvalidTensor, larger_than_allowed
+from app.errors import BodyTooLarge, InvalidTensor, larger_than_allowed
 from app.give_way import MANY, in_blocks
 from app.limits import Limits
 from app.sizes import counted
@@ -146,8 +146,7 @@ class Input:
         """
         shape, count, nbytes, pack = accepted
         if nbytes > self._limits.max_body_bytes:
-            what = f"input '{self.name}' of shape {written(shape)}"
-            raise larger_than_allowed(nbytes, self._limits.max_body_bytes, tensor=what)
+            raise self._too_large(shape, nbytes)
         if type(data) is NumberList:
             packed = data.pack(shape, self.spec.type.struct_code)
             return Tensor(self.data_type, shape, (packed,), len(packed))
@@ -292,7 +291,10 @@ class Input:
             if value.dims is None:
                 msg = f"the lists of input '{self.name}' are nested unevenly"
                 raise InvalidTensor(msg)
-            shape = self.accept_parsed(completed(value.dims, self.shape))[0]
+            shape = completed(value.dims, self.shape)
+            shape, _, nbytes, _ = self.accept_parsed(shape)
+            if nbytes > self._limits.max_body_bytes:
+                raise self._too_large(shape, nbytes)
             return self._from_blocks(
                 value.blocks(), shape, is_base64=False, null_is_nan=null_is_nan
             )
@@ -303,6 +305,10 @@ class Input:
             maybe_bool=maybe_bool,
             null_is_nan=null_is_nan,
         )
+
+    def _too_large(self, shape: Shape, nbytes: int) -> BodyTooLarge:
+        what = f"input '{self.name}' of shape {written(shape)}"
+        return larger_than_allowed(nbytes, self._limits.max_body_bytes, tensor=what)
 
     def from_raw(self, parts: Sequence[Buffer], nbytes: int) -> Tensor:
         """Return the tensor of bytes without a stated shape."""

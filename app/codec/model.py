@@ -326,11 +326,14 @@ def _decode_json(
     reader: DocumentReader, limits: Limits, body: Body, reply: Reply
 ) -> InferRequest:
     """Return the request of a body that is JSON from end to end."""
-    text = join(body)
-    check_json_size(len(text), limits)
-    if len(text) < SMALL:
+    first = body[0] if len(body) == 1 else None
+    text = first if isinstance(first, bytes) else join(body)
+    size = len(text)
+    if size > limits.max_json_bytes:
+        check_json_size(size, limits)
+    if size < SMALL:
         return reader.read(parse_json(text, limits), reply)
-    if len(text) > LARGE:
+    if size > LARGE:
         return reader.read(parse_large(text, limits), reply)
     if may_have_lists(text):
         request = _decode_usual(reader, limits, text, reply)
