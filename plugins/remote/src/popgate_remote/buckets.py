@@ -232,10 +232,10 @@ _CHECKSUMS: dict[str, Callable[[Any, RemoteFile], Checksums]] = {
 
 def _forget(scheme: str) -> None:
     """Let the next look read the credentials again, which may have been renewed."""
-    import fsspec
+    from fsspec.registry import registry
 
-    if scheme in _CREDENTIALS:
-        fsspec.get_filesystem_class(scheme).clear_instance_cache()
+    if scheme in _CREDENTIALS and scheme in registry:
+        registry[scheme].clear_instance_cache()
 
 
 @contextmanager
