@@ -63,7 +63,7 @@ def test_an_app_of_the_program_stays_its_own(project: Path) -> None:
     for name in ("engine", "popef_io"):
         (project / name / "__init__.py").unlink()
         (project / name).rmdir()
-    code = "import popgate; popgate.ModelRunner; import app; print(app.MINE)"
+    code = "import popgate; popgate.DeviceManager; import app; print(app.MINE)"
     done = run(project, sys.executable, "-c", code)
     assert (done.stdout, done.stderr) == ("True\n", "")
 

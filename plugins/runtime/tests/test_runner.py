@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -93,3 +95,16 @@ def test_columns_tables_and_plain_numbers(tmp_path: Path) -> None:
         assert runner.execute(ROW)["output"].tolist() == [AFFINE]
         (wide,) = runner.execute(pandas.DataFrame([ROW], columns=list("abcd"))).values()
         assert wide.tolist() == [AFFINE]
+
+
+def test_an_app_of_the_program_stays_its_own(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("MINE = True\n")
+    code = "import popgate; popgate.ModelRunner; import app; print(app.MINE)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
