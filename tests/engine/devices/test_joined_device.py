@@ -96,7 +96,9 @@ def test_batches_mix_the_rows_of_two_processes_and_one_may_be_killed(
         assert mine[0].wait(60)
         np.testing.assert_array_equal(mine[0].outputs["output"].numpy(), [[7.0] * 4])
         until(lambda: own_device.ping().clients == 1)
-        until(lambda: (descriptors(device_pid), memory_maps(device_pid)) == before)
+        # Fewer are no leak: one of a load may not have been closed before.
+        until(lambda: descriptors(device_pid) <= before[0])
+        until(lambda: memory_maps(device_pid) <= before[1])
     assert own_device.pid == device_pid
 
 
