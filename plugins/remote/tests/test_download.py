@@ -118,7 +118,7 @@ def test_a_size_that_is_not_stated(web: Web, tmp_path: Path) -> None:
 
 
 def test_a_whole_part_of_a_size_that_is_not_stated(web: Web, tmp_path: Path) -> None:
-    """As a process leaves it that is killed when all has come: nothing is behind it."""
+    """A process that was killed after the last byte leaves such a part."""
     web.answers["/m.onnx"].says_length = False
     part = tmp_path / "part"
     part.write_bytes(BODY)

@@ -115,7 +115,7 @@ def test_a_wait_ends_where_it_is_no_use() -> None:
     with pytest.raises(DeviceLost):
         ring.read_lock(alive)
     ring.write([7])
-    assert ring.read_lock(alive) == [7]  # nobody asks where there is data
+    assert ring.read_lock(alive) == [7]  # `alive` is not called if there is data
 
 
 def test_whether_a_write_would_wait() -> None:

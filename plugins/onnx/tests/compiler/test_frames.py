@@ -76,7 +76,7 @@ def test_only_what_may_be_zero_is_guarded(text: str, guards: int) -> None:
 
 
 def test_names_that_are_taken() -> None:
-    taken = model(LENGTH.replace(" y = ", " popgate_frame_0_1_zero = Neg (x) y = "))
+    taken = model(LENGTH.replace(" y = ", " popgate_frame_0_zero = Neg (x) y = "))
     guard_frames(taken)
     names = [name for node in all_nodes(taken.graph) for name in node.output]
     assert len(names) == len({*names})

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from popgate_onnx.compiler.graphs import all_graphs, all_nodes, label
+from popgate_onnx.compiler.graphs import all_graphs, label, unused_prefixes
 
 #: The version of ONNX's operators since which `Reshape` has the shape as input.
 _SINCE: Final = 5
@@ -32,7 +32,7 @@ def guard_empty_inputs(model: Any) -> None:
     versions = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
     if max(versions, default=0) < _SINCE:
         return
-    used = {name for node in all_nodes(model.graph) for name in node.output}
+    prefixes = unused_prefixes(model.graph, _PREFIX)
     graphs = list(all_graphs(model.graph))
     ranks = {t.name: len(t.dims) for graph in graphs for t in graph.initializer}
     for graph in graphs:
@@ -41,13 +41,10 @@ def guard_empty_inputs(model: Any) -> None:
             shape = _shape(node, ranks)
             if shape is None:
                 continue
-            prefix = f"{_PREFIX}_{len(used)}"
-            while any(name.startswith(f"{prefix}_") for name in used):
-                prefix += "_"
+            prefix = next(prefixes)
             for one in reversed(list(_guards(node, shape, prefix))):
                 graph.node.insert(position, one)
-                used.update(one.output)
-                node.input[0] = f"{prefix}_checked"
+            node.input[0] = f"{prefix}checked"
 
 
 def _shape(node: Any, ranks: Mapping[str, int]) -> tuple[int, ...] | None:
@@ -67,11 +64,11 @@ def _shape(node: Any, ranks: Mapping[str, int]) -> tuple[int, ...] | None:
 
 
 def _guards(node: Any, shape: tuple[int, ...], prefix: str) -> Iterator[Any]:
-    """Yield the nodes that make `<prefix>_checked`, which equals the input."""
+    """Yield the nodes that make `<prefix>checked`, which equals the input."""
     from onnx import helper, numpy_helper
 
     make, value = helper.make_node, node.input[0]
-    names = [f"{prefix}_{n}" for n in ("shape", "none", "is_none", "wrong", "wanted")]
+    names = [prefix + n for n in ("shape", "none", "is_none", "wrong", "wanted")]
     fixed, none, is_none, wrong, wanted = names
     if shape:
         wanted = fixed
@@ -86,4 +83,4 @@ def _guards(node: Any, shape: tuple[int, ...], prefix: str) -> Iterator[Any]:
         yield make("Where", [is_none, wrong, fixed], [wanted])
     # Errors of requests contain the name.
     name = f"input without elements of {label(node)}"
-    yield make("Reshape", [value, wanted], [f"{prefix}_checked"], name=name)
+    yield make("Reshape", [value, wanted], [f"{prefix}checked"], name=name)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from popgate_onnx.compiler.graphs import all_graphs, all_nodes
+from popgate_onnx.compiler.graphs import all_graphs, set_nodes, unused_prefixes
 
 _PREFIX: Final = "popgate_frame"
 _TOO_LONG: Final = np.iinfo(np.int64).max
@@ -21,23 +21,18 @@ _SIGNAL, _STEP, _WINDOW, _LENGTH = range(4)
 def guard_frames(model: Any) -> None:
     """Guard each STFT of `model` whose frames may have length 0."""
     fixed = frozenset(_fixed(model.graph))
-    used = {name for node in all_nodes(model.graph) for name in node.output}
-    for number, inner in enumerate(all_graphs(model.graph)):
+    prefixes = unused_prefixes(model.graph, _PREFIX)
+    for inner in all_graphs(model.graph):
         nodes: list[Any] = []
         for node in inner.node:
             if node.op_type == "STFT" and node.domain in ("", "ai.onnx"):
                 given = [*node.input, "", ""][:4]
                 if not fixed.intersection(given[_WINDOW:]):
-                    prefix = f"{_PREFIX}_{number}_{len(nodes)}_"
-                    while any(name.startswith(prefix) for name in used):
-                        prefix += "_"
-                    nodes += _guarded(node, given, prefix)
+                    nodes += _guarded(node, given, next(prefixes))
                     continue
             nodes.append(node)
         if len(nodes) > len(inner.node):
-            copies = [type(n).FromString(n.SerializeToString()) for n in nodes]
-            del inner.node[:]
-            inner.node.extend(copies)
+            set_nodes(inner, nodes)
 
 
 def _fixed(graph: Any) -> Iterator[str]:

@@ -5,7 +5,8 @@ Protocol buffer messages have no Python types here, so they are `Any` throughout
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from engine.errors import InvalidModel
@@ -44,6 +45,25 @@ def used_names(graph: Any) -> set[str]:
     for inner in all_graphs(graph):
         used.update(output.name for output in inner.output)
     return used
+
+
+def unused_prefixes(graph: Any, prefix: str) -> Iterator[str]:
+    """Yield `prefix` with numbers, so that no name in `graph` starts with them. The
+    names are read once.
+    """
+    used = {name for node in all_nodes(graph) for name in node.output}
+    for inner in all_graphs(graph):
+        used.update(value.name for value in (*inner.input, *inner.initializer))
+    for number in itertools.count():
+        if not any(name.startswith(f"{prefix}_{number}_") for name in used):
+            yield f"{prefix}_{number}_"
+
+
+def set_nodes(graph: Any, nodes: Sequence[Any]) -> None:
+    """Let `graph` consist of `nodes`, some of which it may contain already."""
+    copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
 
 
 def label(node: Any) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from popgate_onnx.compiler.graphs import all_graphs, all_nodes, graphs_of
+from popgate_onnx.compiler.graphs import (
+    all_nodes,
+    graphs_of,
+    set_nodes,
+    unused_prefixes,
+)
 
 Types: TypeAlias = Mapping[str, int]
 """The element types of values, by name."""
@@ -31,7 +35,7 @@ class NodeReplacement:
 def replace_nodes(model: Any, by: NodeReplacement) -> None:
     """Replace nodes of `model`, nested graphs included."""
     if any(by.wants(node) for node in all_nodes(model.graph)):
-        names = _names(model.graph, by.prefix)
+        names = unused_prefixes(model.graph, by.prefix)
         _replace(model.graph, _with_types(model), {}, by, names)
 
 
@@ -66,16 +70,6 @@ def _with_types(model: Any) -> Any:
         return light.graph
 
 
-def _names(graph: Any, prefix: str) -> Iterator[str]:
-    """Yield prefixes of names that the model does not use."""
-    used = {name for node in all_nodes(graph) for name in node.output}
-    for inner in all_graphs(graph):
-        used.update(value.name for value in (*inner.input, *inner.initializer))
-    for number in itertools.count():
-        if not any(name.startswith(f"{prefix}_{number}_") for name in used):
-            yield f"{prefix}_{number}_"
-
-
 def _replace(
     graph: Any, inferred: Any, outer: Types, by: NodeReplacement, names: Iterator[str]
 ) -> None:
@@ -97,6 +91,4 @@ def _replace(
                 continue
         nodes.append(node)
     if len(nodes) > len(graph.node):
-        copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(copies)
+        set_nodes(graph, nodes)
