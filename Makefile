@@ -19,6 +19,8 @@ BENCH ?=
 PARALLEL ?= -n 4 --dist loadfile --no-loadscope-reorder
 # A part of the tests, for those that run all otherwise: TESTS=tests/app/http
 TESTS ?=
+# `make test` leaves to the other runs of `make test-all` what loads processes for seconds.
+quick := -m "not stress"
 # Other Pythons than that of `make test`; those that are not here are left out.
 PYTHONS ?= python3.12 python3.13 python3.14
 
@@ -86,9 +88,9 @@ test: $(VENV)/.installed-dev
 		$(bin)/python -c 'from hypothesis.internal import charmap; \
 			charmap.charmap(); charmap.intervals_from_codec("utf-8")'; } > /dev/null 2>&1 & \
 		$(MAKE) --no-print-directory check; code=$$?; wait; exit $$code
-	$(bin)/python -m pytest $(PARALLEL) $(TESTS) || { test $$? = 1 && \
+	$(bin)/python -m pytest $(PARALLEL) $(quick) $(TESTS) || { test $$? = 1 && \
 		echo "make test: what failed runs once more, alone" && \
-		$(bin)/python -m pytest --last-failed --last-failed-no-failures none -x $(TESTS); }
+		$(bin)/python -m pytest $(quick) --last-failed --last-failed-no-failures none -x $(TESTS); }
 
 check: $(VENV)/.installed-dev
 	$(bin)/ruff check .

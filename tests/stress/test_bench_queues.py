@@ -10,6 +10,7 @@ from bench.drivers.queue_ways import WAYS, Copies, Opened, Rings
 from bench.queues import Cell, Exchange, measure, payloads, report
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("make", WAYS, ids=lambda make: make.name)
 def test_messages_come_back(make: type) -> None:
     for in_flight, size in ((1, 100), (3, 70_000)):

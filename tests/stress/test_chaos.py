@@ -29,21 +29,26 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Job]]:
     return folder / "models", prepare(folder, ("small", "slow", "mixing"), 20)
 
 
+@pytest.mark.stress
 def test_device_process_killed(models: tuple[Path, list[Job]]) -> None:
     assert "back in" in device_killed(*models, CLIENTS)
 
 
+@pytest.mark.stress
 def test_gateway_killed(models: tuple[Path, list[Job]]) -> None:
     assert "next start" in gateway_killed(*models, CLIENTS)
 
 
+@pytest.mark.stress
 def test_terminated(models: tuple[Path, list[Job]]) -> None:
     assert "exit 0" in terminated(*models, CLIENTS)
 
 
+@pytest.mark.stress
 def test_terminated_with_its_whole_group(models: tuple[Path, list[Job]]) -> None:
     assert "exit 0" in group_terminated(*models, CLIENTS)
 
 
+@pytest.mark.stress
 def test_rows_that_depend_on_each_other(models: tuple[Path, list[Job]]) -> None:
     assert "right answers" in rows_apart(*models, each=10)

@@ -10,6 +10,7 @@ from bench.drivers.client import Answer
 from bench.isolation import KINDS, Asked, complaint, run_all
 
 
+@pytest.mark.stress
 def test_each_gets_what_it_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_all(seconds=2.0, count=24) == []
     shown = capsys.readouterr().out

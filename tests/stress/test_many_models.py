@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bench.cases.models import write_models
 from bench.many_models import Ratio, fill
 from bench.servers.processes import Usage
@@ -18,6 +20,7 @@ def usage_of(repository: Path) -> Usage:
         return server.usage()
 
 
+@pytest.mark.stress
 def test_idle_models_share_threads_and_descriptors(tmp_path: Path) -> None:
     source = write_models(tmp_path / "onnx", "small")["small"]
     assert compile_models([source], tmp_path / "compiled").returncode == 0

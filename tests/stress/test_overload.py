@@ -19,6 +19,7 @@ from bench.overload import (
 from bench.servers.server import gateway
 
 
+@pytest.mark.stress
 def test_everybody_is_answered_or_told_when_to_come_back(tmp_path: Path) -> None:
     with gateway(prepare(tmp_path, 500, ["alone"]), devices="cpu:1") as server:
         server.wait_ready()

@@ -46,7 +46,9 @@ while number < messages:
 """
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3, 64, 1000])
+@pytest.mark.parametrize(
+    "slots", [1, 2, 3, *(pytest.param(n, marks=pytest.mark.stress) for n in (64, 1000))]
+)
 def test_every_slot_is_whole_and_in_order(slots: int) -> None:
     size = CONTROL_SIZE + slots * WORDS * 8
     with SharedMemory.create("stress", size) as memory:

@@ -7,6 +7,7 @@ import pytest
 from bench.runner_stress import run
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("kill", [False, True], ids=["in peace", "killed"])
 def test_every_row_is_right_and_every_thread_ends(kill: bool) -> None:
     stress = run(1.5, 16, 4, kill=kill)

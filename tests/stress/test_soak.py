@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from bench.servers.processes import Usage, named_memory
 from bench.servers.server import gateway
 from bench.soak import MODELS, Soak, growth, prepare, soak_server
@@ -14,6 +16,7 @@ SECONDS = 2.5
 WARM_UP = 1.0
 
 
+@pytest.mark.stress
 def test_every_client_gets_its_own_answers(tmp_path: Path) -> None:
     jobs = prepare(tmp_path, MODELS, 40)
     with gateway(tmp_path / "models", devices="cpu:1") as server:
