@@ -100,6 +100,20 @@ def test_what_is_replaced_goes_when_nobody_uses_it(tmp_path: Path) -> None:
     assert contents(second.folder) == {"m.onnx": b"two"}
 
 
+def test_what_served_last_is_kept_by_a_server_that_has_not_used_it(
+    tmp_path: Path,
+) -> None:
+    """As after a restart: the link to it is no folder of its own."""
+    cache = ModelCache(tmp_path)
+    entry = cache.entry(URL)
+    first = commit(cache, ("m.onnx", b"one"))
+    entry.confirm([first.folder / "m.onnx"])
+    commit(cache, ("m.onnx", b"two"))
+    cache.let_go(first.folder)
+    entry.drop([])
+    assert entry.served() == first
+
+
 def test_files_in_use_are_known_however_the_cache_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

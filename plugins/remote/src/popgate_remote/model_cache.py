@@ -312,7 +312,8 @@ class CacheEntry:
         """
         try:
             kept = {self.folder / os.readlink(self.folder / CURRENT)}
-            found = list(self.folder.iterdir())
+            # The names of snapshots are links, which lead to what is kept.
+            found = [f for f in self.folder.iterdir() if not f.is_symlink()]
         except OSError:
             return
         with contextlib.suppress(OSError):
