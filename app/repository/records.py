@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from app.config.model_config import ModelConfig
 from app.repository.model_life import LIFE, Action, Event, State
+from app.repository.model_sources import RemoteUrl
 from app.repository.saved_state import save_state
 from app.repository.source import ScannedModel, VersionSource
 from app.serving.ensemble import Ensemble
@@ -181,7 +182,8 @@ class VersionRecord:
 class ModelRecord:
     """Record of one model of the repository.
 
-    `stamp` is the state of the folder at the last load. `is_pending` is true if the
+    `stamp` is the state of the folder at the last load, `url` the place of a remote
+    model. `is_pending` is true if the
     folder has not been read yet.
     """
 
@@ -190,6 +192,7 @@ class ModelRecord:
     config: ModelConfig = field(default_factory=ModelConfig)
     reason: str = ""
     stamp: tuple[object, ...] = ()
+    url: RemoteUrl | None = None
     is_pending: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     #: Returns why the newest files have not arrived, if they are remote.
@@ -204,6 +207,7 @@ class ModelRecord:
         self.is_pending = False
         self.reason = scanned.problem
         self.stamp = scanned.stamp
+        self.url = scanned.url
         if not scanned.problem:
             self.config = scanned.config
 

@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from app.repository.model_life import Event, State
-from app.repository.records import LoadedModel, ModelRecord, ModelRecords, VersionRecord
+from app.repository.records import (
+    LoadedModel,
+    LoadOffered,
+    ModelRecord,
+    ModelRecords,
+    VersionRecord,
+)
 from app.repository.served_models import ServedModels
 from app.repository.source import ScannedModel, VersionSource
 from app.serving.ensemble import Ensemble
@@ -54,7 +60,12 @@ class ModelRepository:
             self._served.publish(record)
 
     async def load(
-        self, scanned: ScannedModel, *, lazily: bool = False, evict: bool = True
+        self,
+        scanned: ScannedModel,
+        load_offered: LoadOffered | None = None,
+        *,
+        lazily: bool = False,
+        evict: bool = True,
     ) -> None:
         """Load a model, or swap it, to the state of `scanned`.
 
@@ -62,7 +73,8 @@ class ModelRepository:
         unloaded. If one fails, the former version keeps serving, and the record has the
         reason. `lazily` offers new versions for loading on demand, but a version that
         replaces one in memory is loaded now. Without `evict`, versions that find no
-        free memory are offered on demand too.
+        free memory are offered on demand too. `load_offered` loads what is offered,
+        by default the method of this name.
         """
         record = self._records.record(scanned.name)
         async with record.lock:
@@ -76,7 +88,9 @@ class ModelRepository:
                     record.versions[version.version].fail("")
             later = [v for v in changed if lazily and not _is_loaded(record, v)]
             for version in changed:
-                entry = record.version(version.version, self._load_offered)
+                entry = record.version(
+                    version.version, load_offered or self.load_offered
+                )
                 entry.take_sources(version, scanned.config)
                 entry.on(Event.OFFER if version in later else Event.LOAD)
             if record.serving:  # requests need not wait for these loads
@@ -101,7 +115,7 @@ class ModelRepository:
                     entry.on(Event.DRAINED)
         logger.info("model %s is unloaded", name)
 
-    async def _load_offered(self, record: ModelRecord, entry: VersionRecord) -> None:
+    async def load_offered(self, record: ModelRecord, entry: VersionRecord) -> None:
         """Load a version that was offered on demand, if it is still needed."""
         async with record.lock:
             current = record.versions.get(entry.version) is entry

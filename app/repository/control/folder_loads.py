@@ -14,7 +14,13 @@ from app.config.model_options import Origin
 from app.repository.control.remote_files import RemoteFiles
 from app.repository.model_sources import RemoteUrl
 from app.repository.places import ModelPlaces
-from app.repository.records import ModelRecord, ModelRecords, RepositoryError
+from app.repository.records import (
+    LoadOffered,
+    ModelRecord,
+    ModelRecords,
+    RepositoryError,
+    VersionRecord,
+)
 from app.repository.scan import scan_model
 from app.repository.source import ScannedModel
 
@@ -25,8 +31,15 @@ class LoadsModels(Protocol):
     """Loads models, or swaps them (`app.repository.repository`)."""
 
     async def load(
-        self, scanned: ScannedModel, *, lazily: bool = False, evict: bool = True
+        self,
+        scanned: ScannedModel,
+        load_offered: LoadOffered,
+        *,
+        lazily: bool = False,
+        evict: bool = True,
     ) -> None: ...
+
+    async def load_offered(self, record: ModelRecord, entry: VersionRecord) -> None: ...
 
 
 @dataclass(eq=False, repr=False)
@@ -80,17 +93,16 @@ class FolderLoads:
 
     async def put(self, scanned: ScannedModel, *, on_request: bool = False) -> None:
         """Load a model; unload others only `on_request`. The record has the errors."""
-        lazily = self.lazily and not on_request
-        await self._repository.load(scanned, lazily=lazily, evict=on_request)
-        if scanned.url is not None:
-            await self._settle_remote(self._records.record(scanned.name), scanned.url)
+        await self._load(
+            scanned, lazily=self.lazily and not on_request, evict=on_request
+        )
+        await self._settle(self._records.record(scanned.name), lazily=self.lazily)
 
     async def follow(self, name: str, scanned: ScannedModel) -> None:
         """Load a model whose files have changed; log the outcome."""
-        await self._repository.load(scanned, lazily=self.lazily)
+        await self._load(scanned, lazily=self.lazily)
         record = self._records.record(name)
-        if scanned.url is not None:
-            await self._settle_remote(record, scanned.url)
+        await self._settle(record, lazily=self.lazily)
         if record.problem:
             self.log_failure(name, record.problem)
         else:
@@ -111,10 +123,25 @@ class FolderLoads:
         await self.follow(name, scanned)
         await self.remote.drop_unused(url)
 
-    async def _settle_remote(self, record: ModelRecord, url: RemoteUrl) -> None:
-        """Keep in the cache the files that serve after a load. If none serve, load the
-        former files.
+    async def _load(
+        self, scanned: ScannedModel, *, lazily: bool, evict: bool = True
+    ) -> None:
+        load = self._repository.load
+        await load(scanned, self._load_offered, lazily=lazily, evict=evict)
+
+    async def _load_offered(self, record: ModelRecord, entry: VersionRecord) -> None:
+        """Load a version for the requests that wait for it."""
+        await self._repository.load_offered(record, entry)
+        if not entry.passing:
+            await self._settle(record, lazily=False)
+
+    async def _settle(self, record: ModelRecord, *, lazily: bool) -> None:
+        """Keep in the cache the files of a remote model that serve after a load. If
+        none serve, load the former files.
         """
+        url = record.url
+        if url is None:
+            return
         if not record.problem and record.serving:
             await self.remote.confirm(record, url)
         if not record.problem or record.available:
@@ -124,7 +151,7 @@ class FolderLoads:
         reasons = [v.reason for v in record.versions.values() if v.reason]
         problem = record.reason or reasons[0]
         scanned = await self.scan(record.name)
-        await self._repository.load(scanned, lazily=self.lazily, evict=False)
+        await self._load(scanned, lazily=lazily, evict=False)
         if not record.problem:
             logger.warning("model %s: serving its former files", record.name)
             for version in record.versions.values():

@@ -16,6 +16,7 @@ from plugins.remote.tests.web import Web, serving
 from popgate_remote.cached_models import CachedModels
 from popgate_remote.urls import ModelUrl
 from tests.app.api.test_server_metrics import value
+from tests.app.repository.test_repository import bend
 from tests.app.served import ServedGateway
 from tests.engine import models
 from tests.support import WAIT, until
@@ -124,6 +125,29 @@ def test_a_bad_file_does_not_cost_the_good_one(web: Web, tmp_path: Path) -> None
         web.put(path, file_of(tmp_path, models.mean_over_rows))
         until(lambda: infer(gateway) != before)
         assert not gateway.client.get("/v1/models/m").json()["reason"]
+
+
+def test_a_bad_file_does_not_cost_the_good_one_on_demand(
+    web: Web, tmp_path: Path
+) -> None:
+    """What a request has loaded is kept, and is loaded if a newer file cannot be."""
+    path = "/m.popef"
+    web.put(path, file_of(tmp_path, models.affine))
+    options = ("--model", f"m={web.url}{path}", "--cache-dir", str(tmp_path / "cache"))
+    poll = ("--lazy", "--model-control-mode", "poll", "--repository-poll-secs", "0.1")
+    with ServedGateway(None, *options, *poll, NETRC="/nowhere") as gateway:
+        gateway.wait_ready()
+        before = infer(gateway)
+        bend(tmp_path / "made.popef")
+        web.put(path, (tmp_path / "made.popef").read_bytes())
+        gateway.wait_line("failed to load 'm'")
+        assert infer(gateway) == before
+    for _ in range(2):
+        with ServedGateway(None, *options, *poll, NETRC="/nowhere") as gateway:
+            gateway.wait_ready()
+            assert infer(gateway) == before
+            gateway.wait_line("serving its former files")
+            assert gateway.client.get("/v1/models/m").json()["reason"]
 
 
 def test_a_stalled_download_speaks(

@@ -24,7 +24,7 @@ class Recorder:
         self.taken: list[tuple[str, int]] = []
         self._records = records
 
-    async def load(self, scanned: ScannedModel, *, lazily: bool = False) -> None:
+    async def load(self, scanned: ScannedModel, *_: object, **__: object) -> None:
         self.taken.append((scanned.name, len(scanned.versions)))
         self._records.record(scanned.name).stamp = scanned.stamp
 
