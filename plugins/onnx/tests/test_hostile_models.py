@@ -296,11 +296,11 @@ class TestRunning:
     def test_load_programs_that_never_end(self, tmp_path: Path) -> None:
         add(tmp_path, "good")
         add(tmp_path, "bad", partial(looping, program=0))
-        options = "--devices", "cpu:1", "--load-timeout", "1", "--device-timeout", "5"
+        options = "--devices", "cpu:1", "--load-timeout", "3", "--device-timeout", "5"
         with ServedGateway(tmp_path, *options) as gateway:
             gateway.wait_ready()
             failed = gateway.client.get("/v1/health/ready").json()["failed"]
-            assert "the load programs exceeded 1 s" in failed["bad"]
+            assert "the load programs exceeded 3 s" in failed["bad"]
             assert gateway.infer("good", input=ROW)["output"] == OUTPUT
             (device,) = gateway.client.get("/v1/devices").json()["devices"]
             assert device["restarts"] == 0
@@ -313,7 +313,7 @@ class TestRunning:
         add(tmp_path, "good")
         options = ["--devices", "cpu:1", "--device-timeout", "30", "--run-timeout", "1"]
         if program == 0:
-            options += ["--load-timeout", "1"]
+            options += ["--load-timeout", "3"]
         with ServedGateway(tmp_path, *options) as gateway:
             gateway.wait_ready()
             add(tmp_path, "bad", partial(heavy, program=program))
@@ -332,7 +332,7 @@ class TestRunning:
 
     def test_a_warm_up_ends_with_the_time_to_load(self, tmp_path: Path) -> None:
         add(tmp_path, "good")
-        options = "--devices", "cpu:1", "--load-timeout", "1", "--run-timeout", "0"
+        options = "--devices", "cpu:1", "--load-timeout", "3", "--run-timeout", "0"
         with ServedGateway(tmp_path, *options) as gateway:
             gateway.wait_ready()
             add(tmp_path, "bad", looping)
