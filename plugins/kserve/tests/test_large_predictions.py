@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,21 @@ def test_many_strings_are_split_into_instances() -> None:
     rows = json.loads(encode_predict(codec("BYTES"), 2, outputs, NanPolicy.NULL))
     assert [len(row) for row in rows["predictions"]] == [COUNT // 2, COUNT // 2]
     assert rows["predictions"][0][9] == {"b64": "/w=="}
+
+
+def test_many_short_strings_take_little_memory() -> None:
+    """20,000 strings took 74 MiB."""
+    outputs = {"y": Tensor.from_numpy(np.full(20_000, b"a", object))}
+    written = codec("BYTES")
+    before = _memory()
+    text = encode_predict(written, 20_000, outputs, NanPolicy.NULL)
+    assert _memory() - before < 32 << 20
+    assert json.loads(text) == {"predictions": ["a"] * 20_000}
+
+
+def _memory() -> int:
+    """Return the most memory that this process has had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 @pytest.mark.parametrize(

@@ -326,6 +326,7 @@ def _items(output: Output, tensor: Tensor, nan: NanPolicy) -> Iterator[list[byte
         if tensor.nbytes > AT_ONCE:
             give_way()
         if is_text:
-            yield [orjson.dumps(element.decode()) for element in block]
+            # A slice has the size of its text. Each result of orjson keeps 4 KiB.
+            yield [orjson.dumps([element.decode()])[1:-1] for element in block]
         else:
             yield [b'{"b64":"%b"}' % b64encode(element) for element in block]
