@@ -112,10 +112,12 @@ def _put_back(document: object, lists: list[NumberList]) -> None:
 
 
 def is_long(body: Body, most: int = LARGE) -> bool:
-    """Return whether parsing a JSON body takes too long for the event loop."""
+    """Return whether parsing JSON or CSV takes too long for the event loop."""
     if not _DENSE < (size := sum(map(len, body))) <= most:
         return size > most
-    return sum(map(join(body).count, (b"[", b"{", b":"))) > _DENSE
+    text = join(body)
+    dense = b"[{:" if text[:1] in (b"{", b"[") else b"[{:,\n\r"
+    return sum(map(text.count, dense)) > _DENSE
 
 
 def parse_listed(text: bytes, limits: Limits) -> Any:

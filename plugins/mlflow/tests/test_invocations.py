@@ -9,6 +9,7 @@ plugins/mlflow/src/popgate_mlflow/schemas.py.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 
 from app.codec.model import ModelCodec
 from app.errors import InvalidRequest, InvalidTensor, RequestError
+from app.limits import Limits
 from app.serving.table import ModelTable
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
@@ -123,6 +125,28 @@ def test_content_types(
         assert (found.status_code, refused["code"]) == (415, "unsupported_media_type")
         assert f"'{content_type.partition(';')[0]}'" in refused["error"]
         assert "'Content-Type: application/json' or 'text/csv'" in refused["error"]
+
+
+def test_cells_and_commas_of_csv_are_limited() -> None:
+    """A body of 60 MB took 3.5 GB before it was refused."""
+    spec = replace(PEOPLE, inputs=(TensorSpec.make("age", "FP64", (-1,)),))
+    codec = ModelCodec(spec, Limits(max_document_values=30, max_document_keys=4))
+    request = InvocationsForm().decode(codec, [b"age\r\n" + b"1\r\n" * 9])
+    assert listed(request.inputs["age"]) == [1.0] * 9
+    for text, words in (
+        (b"age\n" + b"1\n" * 10, "the CSV has 11 cells, which count as 3 values each"),
+        (b"age\r" + b"\r" * 10, "the CSV has 11 cells"),
+        (b"a,b,c,d,e,f\n", "a line of the CSV has more than 4 commas"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            InvocationsForm().decode(codec, [text])
+
+
+def test_csv_of_many_cells_is_read_in_a_thread() -> None:
+    takes_long = ModelCodec(PEOPLE).takes_long
+    for text in (b"1\n", b"1\r", b"1,"):
+        assert takes_long({}, [text * 20_000], InvocationsForm())
+        assert not takes_long({}, [text * 10_000], InvocationsForm())
 
 
 def test_gaps_are_nan(gateway: ServedGateway) -> None:

@@ -12,16 +12,20 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any, Final
 
 from app.codec.chunks import join
 from app.codec.json_lists import parse_listed
 from app.codec.json_text import check_json_size
 from app.codec.media import UNCERTAIN_TYPES
+from app.codec.memory_check import ensure_room, reserve
 from app.codec.messages import Body, InferRequest, Response, json_response
 from app.codec.model import ModelCodec
-from app.errors import InvalidRequest, InvalidTensor, UnsupportedMediaType
+from app.errors import BodyTooLarge, InvalidRequest, InvalidTensor, UnsupportedMediaType
+from app.give_way import give_way, in_blocks
+from app.limits import Limits
 from app.serving.table import ModelTable, infer_path
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
@@ -45,6 +49,12 @@ _GAPS: Final = frozenset(
     ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND",
      "1.#QNAN", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null")
 )  # fmt: skip
+#: A cell of CSV counts as so many values of a document, like a string of large JSON.
+_VALUES_OF_CELL: Final = 3
+#: Upper bounds of the bytes that CSV becomes, for each of its bytes and its cells.
+_BYTES_OF_CHARACTER, _BYTES_OF_CELL = 4, 120
+#: Rows that are read before other threads may run. The event loop reads fewer.
+_PAUSE_AFTER: Final = 1 << 14
 #: The most cells of a table made of records: so many for each value in them, and some.
 _MOST_GAPS: Final = 8
 _FEW_CELLS: Final = 1 << 16
@@ -95,7 +105,7 @@ class InvocationsForm:
         elif self._is_posted_form:
             raise _other_type(_POSTED_FORM)
         else:
-            values, self.rows = _from_csv(codec.spec, text)
+            values, self.rows = _from_csv(codec, text)
         return request_of(codec, values, self.rows, parameters, extra_columns="ignore")
 
     def encode(
@@ -162,7 +172,8 @@ def _from_split(spec: ModelSpec, table: object) -> Values:
             got = f"{len(row)} values" if isinstance(row, list) else "no list"
             msg = f"row {number} of 'dataframe_split' has {got}, expected "
             raise InvalidRequest(f"{msg}{len(names)}, one for each of 'columns'")
-    return _of_table(spec, names, rows, _as_it_is)
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return _of_table(spec, names, columns, len(rows), _as_it_is)
 
 
 def _from_records(spec: ModelSpec, records: object) -> Values:
@@ -176,27 +187,61 @@ def _from_records(spec: ModelSpec, records: object) -> Values:
     if cells > _FEW_CELLS + _MOST_GAPS * sum(map(len, records)):
         msg = f"'dataframe_records' has {len(records)} records of {len(names)} keys, "
         raise InvalidRequest(msg + "nearly all of which are missing in each record")
-    rows = [[record.get(name) for name in names] for record in records]
-    return _of_table(spec, names, rows, _as_it_is)
+    columns = [[record.get(name) for record in records] for name in names]
+    return _of_table(spec, names, columns, len(records), _as_it_is)
 
 
-def _from_csv(spec: ModelSpec, text: bytes) -> Values:
+def _from_csv(codec: ModelCodec, text: bytes) -> Values:
     """Return the values of CSV with a line of names."""
+    _check_cells(text, codec.limits)
+    cells: list[str] = []
+    rows = 0
     try:
-        lines = csv.reader(io.StringIO(text.decode("utf-8-sig"), newline=""))
+        lines = csv.reader(_lines_of(text, codec.limits))
         names = next(lines, [])
-        rows = [row for row in lines if row]
+        for row in filter(None, lines):
+            if len(row) != len(names):
+                msg = f"row {rows} of the CSV has {len(row)} cells, expected "
+                raise InvalidRequest(f"{msg}{len(names)}, one for each column: {_HELP}")
+            cells += row
+            rows += 1
+            if rows % _PAUSE_AFTER == 0:
+                give_way()
     except (UnicodeDecodeError, csv.Error) as error:
         raise InvalidRequest(
             f"the body must be JSON or CSV, got neither: {error}"
         ) from None
-    for number, row in enumerate(rows):
-        if len(row) != len(names):
-            msg = f"row {number} of the CSV has {len(row)} cells, expected "
-            raise InvalidRequest(f"{msg}{len(names)}, one for each column: {_HELP}")
     if not rows:
         raise InvalidRequest(f"the body has no rows below its header line: {_HELP}")
-    return _of_table(spec, names, rows, _cell)
+    columns = [cells[start :: len(names)] for start in range(len(names))]
+    return _of_table(codec.spec, names, columns, rows, _cell)
+
+
+def _check_cells(text: bytes, limits: Limits) -> None:
+    """Limit the memory that CSV becomes: a cell of a letter takes 60 times its text."""
+    cells = text.count(b",") + text.count(b"\n") + text.count(b"\r")
+    cells -= text.count(b"\r\n")
+    if _VALUES_OF_CELL * cells > limits.max_document_values:
+        raise BodyTooLarge(
+            f"the CSV has {cells} cells, which count as {_VALUES_OF_CELL} values each, "
+            f"and at most {limits.max_document_values} values are allowed; send large "
+            "tensors as binary data"
+        )
+    size = _BYTES_OF_CHARACTER * len(text) + _BYTES_OF_CELL * cells
+    reserve(size)
+    ensure_room(size)
+
+
+def _lines_of(text: bytes, limits: Limits) -> Iterator[str]:
+    """Yield the lines of CSV. The reader keeps Python's lock for the whole of a line,
+    so their commas are limited.
+    """
+    most = limits.max_document_keys
+    for line in io.TextIOWrapper(io.BytesIO(text), "utf-8-sig", newline=""):
+        if len(line) > most and line.count(",") > most:
+            msg = f"a line of the CSV has more than {most} commas"
+            raise InvalidRequest(f"{msg}, which is the limit")
+        yield line
 
 
 Reads = Callable[[TensorSpec, Any, int, str], Any]
@@ -206,7 +251,11 @@ and the column.
 
 
 def _of_table(
-    spec: ModelSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], read: Reads
+    spec: ModelSpec,
+    names: Sequence[str],
+    columns: Sequence[list[Any]],
+    rows: int,
+    read: Reads,
 ) -> Values:
     """Return the values of a table by input."""
     if len(set(names)) < len(names):
@@ -215,24 +264,24 @@ def _of_table(
     if not rows:
         raise InvalidRequest("the table has no rows")
     needed = [t for t in spec.inputs if t.name not in spec.defaults]
+    named = zip(names, columns, strict=True)
     if len(needed) == 1 and not set(names) & spec.inputs_by_name.keys():
         (only,) = needed
+        table = [_read(only, name, column, read) for name, column in named]
         if only.shape is not None and len(only.shape) == len(names) == 1:
-            one = [read(only, row[0], at, names[0]) for at, row in enumerate(rows)]
-            return {only.name: one}, len(rows)
-        table = [
-            [read(only, v, at, n) for v, n in zip(row, names, strict=True)]
-            for at, row in enumerate(rows)
-        ]
-        return {only.name: table}, len(rows)
+            return {only.name: table[0]}, rows
+        return {only.name: [list(row) for row in zip(*table, strict=True)]}, rows
     values: dict[str, Any] = {}
-    for column, name in enumerate(names):
+    for name, column in named:
         tensor = spec.inputs_by_name.get(name)
-        found = [row[column] for row in rows]
-        if tensor is not None:
-            found = [read(tensor, value, at, name) for at, value in enumerate(found)]
-        values[name] = found
-    return values, len(rows)
+        values[name] = column if tensor is None else _read(tensor, name, column, read)
+    return values, rows
+
+
+def _read(tensor: TensorSpec, name: str, column: list[Any], read: Reads) -> list[Any]:
+    """Return the elements of a column, read in blocks if it is long."""
+    at = count()
+    return [read(tensor, v, next(at), name) for b in in_blocks(column) for v in b]
 
 
 def _as_it_is(tensor: TensorSpec, value: Any, row: int, column: str) -> Any:
