@@ -19,6 +19,7 @@ from app.errors import InvalidRequest
 from app.spec import ModelSpec, TensorSpec
 from engine import (
     Cancelled,
+    DeadlineExceeded,
     DeviceLost,
     EngineError,
     ExecutionFailed,
@@ -521,6 +522,45 @@ def test_a_first_request_that_is_given_up_while_it_waits() -> None:
         client.finish()
         assert client.answers[-1] == 4
         assert len(client.scheduler) == 0
+
+    run(test)
+
+
+def test_a_request_that_is_given_up_while_it_waits_keeps_no_inputs() -> None:
+    """Its place may remain in the line for as long as others hold the slots."""
+
+    def test() -> None:
+        client = Client(max_active=1)
+        client.ask(1, 1, "s")
+        waiting = [client.ask(2, 2, "s"), client.ask(1, 3), client.ask(2, 4)]
+        for request in waiting[:2]:
+            request.abandon(DeadlineExceeded())
+        assert [list(one.inputs) for one in waiting] == [[], [], ["x"]]
+        assert client.scheduler.waiting == 1
+
+    run(test)
+
+
+def test_a_sequence_whose_requests_are_given_up_takes_no_place() -> None:
+    """While another one had the slot, it kept its place among `max_sequences`."""
+
+    def test() -> None:
+        client = Client(max_active=1, max_sequences=2)
+        client.ask(1, 1, "s")
+        for identifier in range(2, 5):
+            waiting = [client.ask(identifier, 2, "s"), client.ask(identifier, 3)]
+            for request in waiting:
+                request.abandon(DeadlineExceeded())
+            assert len(client.scheduler) == 1
+            assert client.scheduler.waiting == 0
+        with pytest.raises(InvalidRequest, match="START"):
+            client.ask(2, 4)
+        client.ask(2, 5, "s")
+        client.finish()
+        client.ask(1, 1, "e")
+        client.finish()
+        client.finish()
+        assert client.answers == [*["DeadlineExceeded"] * 6, 1, 2, 5]
 
     run(test)
 

@@ -45,6 +45,13 @@ class SequenceSlots(Generic[S]):
         self._waiting.append(sequence)
         return False
 
+    def withdraw(self, sequence: S) -> bool:
+        """Forget a sequence that waits for a slot. Return false if it has one."""
+        if sequence in self._holders:
+            return False
+        self._waiting.remove(sequence)
+        return True
+
     def _give(self, sequence: S) -> None:
         if self._free is not None:
             self._free -= 1

@@ -51,6 +51,8 @@ class SequenceRequest(Pending):
     """
 
     inner: Submitted | None = None
+    #: Called if it is given up while it waits.
+    on_given_up: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -68,6 +70,10 @@ class SequenceRequest(Pending):
     def give_up(self, error: EngineError) -> None:
         if self.inner is not None and not self.inner.done:
             self.inner.abandon(error)  # this resolves the request as well
+        on_given_up, self.on_given_up = self.on_given_up, None
+        if on_given_up is not None:
+            self.inputs = {}  # its place in the line may remain for long
+            on_given_up()
 
 
 class LiveSequence:
@@ -83,6 +89,7 @@ class LiveSequence:
         "owner",
         "running",
         "state",
+        "still_waiting",
         "waiting",
     )
 
@@ -99,6 +106,8 @@ class LiveSequence:
         self.is_begun = False
         self.running: SequenceRequest | None = None
         self.waiting: deque[SequenceRequest] = deque()
+        #: The number of `waiting` that are not given up.
+        self.still_waiting = 0
         self.is_draining = False
         self.last_used = 0.0
 
@@ -161,7 +170,7 @@ class SequenceScheduler(StatefulScheduler):
     @property
     def waiting(self) -> int:
         """Return the requests that wait for the one before them in their sequence."""
-        return sum(len(sequence.waiting) for sequence in self._sequences.values())
+        return sum(sequence.still_waiting for sequence in self._sequences.values())
 
     @property
     def example_parameters(self) -> Mapping[str, Any]:
@@ -198,6 +207,8 @@ class SequenceScheduler(StatefulScheduler):
         if sequence.is_busy or not self._may_run(sequence):
             sequence.is_open = not end
             sequence.waiting.append(mine)
+            sequence.still_waiting += 1
+            mine.on_given_up = partial(self._given_up, sequence)
         else:
             self._start(sequence, mine)
         return mine
@@ -208,6 +219,13 @@ class SequenceScheduler(StatefulScheduler):
             return True
         self._touch(sequence)
         return False
+
+    def _given_up(self, sequence: LiveSequence) -> None:
+        """Forget a sequence that waits for a slot with no request left."""
+        sequence.still_waiting -= 1
+        if not sequence.still_waiting and self._slots.withdraw(sequence):
+            sequence.waiting.clear()
+            self._drop(sequence)
 
     def _drop(self, sequence: LiveSequence) -> None:
         """Forget an ended sequence, and give its slot to another one."""
@@ -245,13 +263,7 @@ class SequenceScheduler(StatefulScheduler):
         if not start:
             raise self._not_begun(identifier)
         self._check_share(owner)
-        controls = {}
-        for role, control in self._controls.items():
-            if role == "correlation_id":
-                controls[control.name] = _id_tensor(control, identifier)
-            elif role == "ready":
-                controls[control.name] = control.flag(on=True)
-        return LiveSequence(owner, identifier, controls)
+        return LiveSequence(owner, identifier, _constant(self._controls, identifier))
 
     def _check_share(self, owner: Owner) -> None:
         """Raise `QueueFull` if `owner` may start no sequence now.
@@ -358,6 +370,8 @@ class SequenceScheduler(StatefulScheduler):
             while sequence.waiting and sequence.running is None:
                 mine = sequence.waiting.popleft()
                 if not mine.done:  # not cancelled while it waited
+                    sequence.still_waiting -= 1
+                    mine.on_given_up = None
                     try:
                         if not (mine.start or sequence.is_begun):
                             raise self._not_begun(sequence.id)
@@ -431,6 +445,19 @@ def _identifier(value: object) -> SequenceId:
         f"{_MAX_ID_BYTES} bytes, got {value!r:.80}"
     )
     raise InvalidRequest(msg)
+
+
+def _constant(
+    controls: Mapping[str, Control], identifier: SequenceId
+) -> dict[str, Tensor]:
+    """Return the controls that are the same in all requests of a sequence."""
+    constant = {}
+    for role, control in controls.items():
+        if role == "correlation_id":
+            constant[control.name] = _id_tensor(control, identifier)
+        elif role == "ready":
+            constant[control.name] = control.flag(on=True)
+    return constant
 
 
 def _id_tensor(control: Control, identifier: SequenceId) -> Tensor:
