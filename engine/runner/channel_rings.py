@@ -12,7 +12,7 @@ The device's lock guards both.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic_ns
@@ -108,7 +108,9 @@ class RequestWriter:
             (desc.name, anchor)
             for desc, anchor in zip(inputs, channel.inputs, strict=True)
         ]
-        self.backlog: deque[tuple[Request, Mapping[str, Tensor]]] = deque()
+        self.backlog: OrderedDict[int, tuple[Request, Mapping[str, Tensor]]] = (
+            OrderedDict()
+        )
         has_strings = any(desc.data_type is DataType.STRING for desc in inputs)
         self._large_from = MANY_STRINGS if has_strings else COPIED_AT_ONCE
         self._owners = [0] * channel.layout.slots
@@ -228,7 +230,16 @@ class RequestWriter:
                     f"limit of {anchor.payload_size}: send fewer rows at once, or "
                     "raise channel_memory"
                 )
-        self.backlog.append((request, tensors))
+        self.backlog[request.number] = request, tensors
+
+    def forget(self, request: Request) -> bool:
+        """Remove a request from the backlog, unless it is the first, which may be
+        arriving. Return whether that was done.
+        """
+        first = next(iter(self.backlog), request.number)
+        if first == request.number:
+            return False
+        return self.backlog.pop(request.number, None) is not None
 
     def next_dropped(
         self, notify: Callable[[int], None], number: int
@@ -242,7 +253,7 @@ class RequestWriter:
         """
         backlog = self.backlog
         while backlog:
-            request, tensors = backlog[0]
+            request, tensors = next(iter(backlog.values()))
             failure: EngineError | None = None
             arriving, places = self._arriving, None
             if arriving is not None:
@@ -260,7 +271,7 @@ class RequestWriter:
                     notify(number | self.large)
             except Exception as error:
                 failure = broken_off(error)
-            backlog.popleft()
+            del backlog[request.number]
             if failure is not None or request.done:  # or cancelled before it had a slot
                 return request, failure
         return None
@@ -290,8 +301,6 @@ class RequestWriter:
 
     def count_awaiting(self, placed: list[Request]) -> int:
         """Return the number of requests that no run has taken, with the backlog."""
-        if self._in_order:
-            return len(self.backlog) + self.channel.requests.untaken
         return len(self.backlog) + len(self.untaken(placed))
 
     def stop(self) -> None:

@@ -78,13 +78,9 @@ class InFlight:
         """Return the requests in the rings, oldest first, up to this one. Return none
         if it is no longer in flight.
         """
-        found = []
-        for each, request in self.requests.items():
-            if request.slot >= 0:
-                found.append(request)
-            if each == number:
-                return found
-        return []
+        if number not in self.requests:
+            return []
+        return [r for n, r in self.requests.items() if n <= number and r.slot >= 0]
 
     def wait_for_room(self, most: int, end: float | None) -> None:
         """Block while `most` requests are in flight. Raises DeadlineExceeded at `end`

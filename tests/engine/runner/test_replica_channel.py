@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from onnx import helper
 
 from engine import Device, DeviceLost, EngineError, ModelRunner, ModelRunnerConfig
 from engine.devices.request import Request
-from engine.errors import InvalidInput
+from engine.errors import Cancelled, InvalidInput
 from engine.model.interface import MIN_SLOTS
 from engine.runner import replica_channel
 from engine.tensor import Tensor
@@ -76,6 +77,29 @@ def test_too_many_dimensions_are_refused_where_there_is_no_room_either(
             good.append(runner.submit(count(1)))
         finish(own_device, *good)
         assert [r.error for r in good] == [None] * len(good)
+
+
+def test_what_is_given_up_without_room_is_released_at_once(
+    tmp_path: Path, own_device: Device
+) -> None:
+    """Also behind a request that still waits for room."""
+    with ModelRunner(models.slow(tmp_path / "m.popef"), on(own_device)) as runner:
+        with occupied(runner):
+            good = [runner.submit(count(1)) for _ in range(MIN_SLOTS)]
+            waiting = runner.stats.awaiting
+            arrays = [np.array(1, np.int64) for _ in range(3)]
+            kept = [weakref.ref(array) for array in arrays]
+            gone = [runner.submit({"count": Tensor.from_numpy(a)}) for a in arrays]
+            good.append(runner.submit(count(1)))
+            del arrays
+            for request in gone:
+                request.abandon(Cancelled("gone"))
+            assert [one() for one in kept] == [None] * 3
+            assert runner.stats.awaiting == waiting + 1
+            assert runner.in_flight == len(good) + 1  # the one that occupies it
+        finish(own_device, *good)
+        assert [r.error for r in good] == [None] * len(good)
+        assert runner.in_flight == 0
 
 
 def test_one_whose_second_input_cannot_be_copied_leaves_no_trace(
