@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -122,21 +123,22 @@ def count_requests(
     The server must have the variables of `counting(folder)`.
     """
     (device,) = server.device_pids()
-    pids = server.pid, device
     for left in (*folder.glob("*.on"), *folder.glob("*.json")):
         left.unlink()
     with socket.create_connection((HOST, server.port)) as connection:
         send(connection, requests)
         for number, suffix in ((signal.SIGUSR1, ".on"), (signal.SIGUSR2, ".json")):
-            for pid in pids:
-                os.kill(pid, number)
-            # A device handles the signal when it wakes.
-            while not all((folder / f"{pid}{suffix}").exists() for pid in pids):
-                send(connection, requests[:1])
+            os.kill(server.pid, number)
+            while not (folder / f"{server.pid}{suffix}").exists():
+                time.sleep(0.001)
+            # A device handles the signal as the next request wakes it, before that.
+            os.kill(device, number)
             if number == signal.SIGUSR1:
                 send(connection, requests)
-    found = [_read(folder / f"{pid}.json", len(requests)) for pid in pids]
-    return RequestPath(*found)
+        while not (folder / f"{device}.json").exists():
+            send(connection, requests[:1])
+    pids = server.pid, device
+    return RequestPath(*(_read(folder / f"{p}.json", len(requests)) for p in pids))
 
 
 def _read(file: Path, requests: int) -> Calls:

@@ -28,8 +28,10 @@ CASES: dict[str, Scenario] = {
         ("npy", npy_request),
     )
 }
-#: Different requests of a small and of a large case, enough for a median.
-_SMALL, _LARGE = 64, 16
+#: Different requests of a small and of a large case, enough for a median. They are sent
+#: twice, and more than 20 runs have followed the last run with a large output then
+#: (engine/worker/results.py).
+_SMALL, _LARGE = 64, 24
 #: Seconds until a server must have started, also on a busy machine.
 START = 300
 

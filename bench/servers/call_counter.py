@@ -46,7 +46,9 @@ def install(folder: Path) -> None:
     """
 
     def begin(*_: object) -> None:
+        global _timer
         _counts.clear()
+        _timer = None  # counting may have ended within one
         (folder / f"{os.getpid()}.on").touch()
         sys.setprofile(_count)
 
