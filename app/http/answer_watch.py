@@ -100,10 +100,8 @@ class AnswerWatch:
             code = "cancelled"
         elif status >= 400:
             code = read_error(bytes(body))[0]
-        path: str = scope["path"]
-        root: str = scope.get("root_path", "")
-        if root and path.startswith(root):
-            path = path[len(root) :]
+        path: str = scope["path"].removeprefix(scope.get("root_path", ""))
         key = self._access.label(dict(scope["headers"]), self._names)
-        route = self._route or route_of(path, scope["method"])
+        route = self._route or self._access.groups.get(path)
+        route = route or route_of(path, scope["method"])
         self._answers.count(route, status, code, key)

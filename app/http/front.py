@@ -150,7 +150,9 @@ class InferFront(Application):
         operation, target = self._operation(path)
         routes = None if models.routes.is_empty else models.routes.find(path)
         if routes is not None:
-            target, send = infer_path(routes.model), _counted_as(send, "infer")
+            target = infer_path(routes.model)
+        if target != path and (is_post or routes is not None):
+            send = _counted_as_inference(send)
         try:
             if len(headers) < len(scope["headers"]):
                 self.access.check_once(scope["headers"])
@@ -346,14 +348,12 @@ class InferFront(Application):
         return f"<InferFront {self.service!r}>"
 
 
-def _counted_as(send: Send, route: str) -> Send:
-    """Return `send` for an answer that counts for a route that its path does not
-    name.
-    """
+def _counted_as_inference(send: Send) -> Send:
+    """Return `send` for an inference whose path does not show that it is one."""
 
     async def send_counted(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, ANSWERED_BY: route}
+            message = {**message, ANSWERED_BY: "infer"}
         await send(message)
 
     return send_counted

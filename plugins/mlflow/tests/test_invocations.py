@@ -9,6 +9,7 @@ plugins/mlflow/src/popgate_mlflow/schemas.py.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,33 @@ def test_the_only_model_answers_where_none_is_named(
     assert "--invocations NAME" in answer["error"]
     form = InvocationsForm("affine")
     assert form.target([b""], ModelTable()) == "/v1/models/affine/infer"
+
+
+def test_answers_are_counted_as_inference(gateway: ServedGateway) -> None:
+    def counts() -> list[int]:
+        text = gateway.client.get("/metrics").text
+        return [
+            sum(
+                map(
+                    int,
+                    re.findall(
+                        rf"^popgate_http_responses_total{labels} (\d+)$",
+                        text,
+                        re.MULTILINE,
+                    ),
+                )
+            )
+            for labels in (
+                r'\{route="infer",status="200"\}',
+                r'\{code="invalid_request",route="infer",status="400"\}',
+                r'\{.*route="pages".*\}',
+            )
+        ]
+
+    right, wrong, pages = counts()
+    assert post(gateway, {"instances": [ROW]})[0] == 200
+    assert post(gateway, {"instances": [ROW]}, "/invocations")[0] == 400
+    assert counts() == [right + 1, wrong + 1, pages]
 
 
 def test_tables_of_all_types() -> None:
