@@ -139,6 +139,8 @@ class InFlight:
             self._measure(request)
         finally:
             self.fail(request, error)
+        if self._writer.forget(request):
+            self.drop(request, None)
 
     def give_up(self, requests: list[Request], error: EngineError) -> None:
         """End requests whose run will not be filled up. The device forgets them."""

@@ -311,9 +311,7 @@ class ReplicaChannel(RequestChannel):
             if request.done:
                 return
             self.flight.abandon(request, error)
-            if self._writer.forget(request):
-                self.flight.drop(request, None)
-            elif self.usable and request.slot < 0:
+            if self.usable and request.slot < 0:
                 self._refill()
             if self.reader.stop_copying(request):
                 self.device.follow_up(self._go_on)
