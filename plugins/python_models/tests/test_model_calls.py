@@ -1,7 +1,6 @@
 """Models in Python that call other models of the server.
 
 Covers: plugins/python_models/src/popgate_python_models/call_graph.py,
-plugins/python_models/src/popgate_python_models/called_inputs.py,
 plugins/python_models/src/popgate_python_models/called_request.py,
 plugins/python_models/src/popgate_python_models/parent_requests.py,
 plugins/python_models/src/popgate_python_worker/calls/call_client.py,
@@ -56,6 +55,12 @@ class Caller(Model):
             return self.models["onnx"](input=x.astype(np.float64).tolist())["output"]
         if name == "text":
             return self.models["length/1"](text=["a", b"four"])["n"][None]
+        if name == "masked":
+            model = self.models["onnx"]
+            model(input=np.ma.array(x))
+            return model(input=np.ma.masked_less(x, 2))["output"]
+        if name == "large":
+            return self.models["onnx"](input=x.astype(np.float64) * 1e300)["output"]
         if name == "shape":
             return self.models["onnx"](input=x[0])["output"]
         if name == "part":
@@ -297,6 +302,8 @@ def test_a_client_that_leaves_ends_the_wait_for_a_later_response(
         ("nobody", "Refused: model 'nobody': "),
         ("die", "DeviceLost: model 'length': "),
         ("shape", "InvalidInput: model 'onnx': "),
+        ("large", "InvalidInput: model 'onnx': input 'input': 1e+300 is out of range"),
+        ("masked", "InvalidInput: input 'input' of a call has masked values"),
     ],
 )
 def test_what_goes_wrong_has_a_name(

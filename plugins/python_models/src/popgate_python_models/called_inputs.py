@@ -36,11 +36,22 @@ def called_inputs(spec: ModelSpec, given: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def _converted(tensor: Tensor, want: TensorSpec) -> Tensor:
-    """Return numbers in another type of the same kind. Raises InvalidInput."""
+    """Return numbers in another type of the same kind. Raises InvalidInput for a number
+    that this type cannot hold.
+    """
     array, dtype = tensor.numpy(), want.type.dtype
-    fits = dtype is not None and np.can_cast(array.dtype, dtype, "same_kind")
+    whole = dtype is not None and array.dtype.kind in "iu" and dtype.kind in "iu"
+    fits = whole or (dtype is not None and np.can_cast(array.dtype, dtype, "same_kind"))
     if not fits or want.datatype == "BF16":
         raise InvalidInput(
             f"input {want.name!r} must be {want.datatype}, got {array.dtype.name}"
         )
-    return Tensor.from_numpy(array.astype(dtype), want.data_type)
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    differs = cast != array if whole else np.isinf(cast) & ~np.isinf(array)
+    wrong = array[differs]
+    if wrong.size:
+        raise InvalidInput(
+            f"input {want.name!r}: {wrong[0]} is out of range for {want.datatype}"
+        )
+    return Tensor.from_numpy(cast, want.data_type)

@@ -356,8 +356,11 @@ def _result_of(answer: Answer, fds: Sequence[int]) -> Result:
 
 
 def _tensor(name: str, value: Any) -> Tensor:
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        msg = f"input {name!r} of a call has masked values; give array.filled(…)"
+        raise InvalidInput(msg)
     try:
-        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        array = np.asarray(value)
         if array.dtype.kind in "SU":
             array = np.array(value, dtype=object)
         return Tensor.from_numpy(array)

@@ -1,0 +1,50 @@
+"""Inputs of calls from Python models, in the types of the called model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.spec import ModelSpec, TensorSpec
+from engine import InvalidInput, Tensor
+from popgate_python_models.called_inputs import called_inputs
+
+
+def converted(array: Any, datatype: str) -> list[float]:
+    spec = ModelSpec("m", "1", (TensorSpec.make("x", datatype, (-1,)),), (), 8)
+    found = called_inputs(spec, {"x": Tensor.from_numpy(array)})["x"]
+    assert found.data_type is spec.inputs[0].data_type
+    values: list[float] = found.numpy().tolist()
+    return values
+
+
+@pytest.mark.parametrize(
+    ("array", "datatype", "found"),
+    [
+        (np.array([-128, 127]), "INT8", [-128, 127]),
+        (np.array([0, 255]), "UINT8", [0, 255]),
+        (np.array([2**63 - 1], np.uint64), "INT64", [2**63 - 1]),
+        (np.array([1, 2]), "FP16", [1.0, 2.0]),
+        (np.array([0.5, -np.inf]), "FP16", [0.5, -np.inf]),
+        (np.array([True]), "INT32", [1]),
+    ],
+)
+def test_numbers_of_another_type(array: Any, datatype: str, found: list[float]) -> None:
+    assert converted(array, datatype) == found
+
+
+@pytest.mark.parametrize(
+    ("array", "datatype", "words"),
+    [
+        (np.array([1, 300]), "INT8", "input 'x': 300 is out of range for INT8"),
+        (np.array([-1]), "UINT64", "-1 is out of range for UINT64"),
+        (np.array([2**63], np.uint64), "INT64", f"{2**63} is out of range for INT64"),
+        (np.array([1e39, 1]), "FP32", "1e[+]39 is out of range for FP32"),
+        (np.array([1.0]), "INT8", "must be INT8, got float64"),
+    ],
+)
+def test_numbers_that_a_type_cannot_hold(array: Any, datatype: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        converted(array, datatype)
