@@ -115,6 +115,8 @@ def test_values(value: Any, datatype: str, shape: Any, want: Any) -> None:
         ([300], "UINT8", "do not fit UINT8"),
         (["a"], "FP32", "expected FP32, got values of <U1"),
         ([1e39, 1.0], "FP32", "a finite number is too large for FP32"),
+        ([10**400, 1], "FP64", "a finite number is too large for FP64"),
+        ([2**64, 1], "UINT64", f"{2**64} is out of range for UINT64"),
         ([65520, -float("inf")], "FP16", "a finite number is too large for FP16"),
         ([1j], "", "the protocol has no datatype for complex128"),
         ([1], "FP8", "unknown datatype FP8"),

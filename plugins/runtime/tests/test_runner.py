@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from popgate import EngineError, ModelRunner
+from popgate import EngineError, InvalidInput, ModelRunner
 from tests.engine import models
 
 ROW = [1.0, 2.0, 3.0, 4.0]
@@ -58,6 +58,48 @@ def test_mistakes_are_errors_of_the_engine(
         pytest.raises(EngineError, match=words),
     ):
         runner.execute(inputs)
+
+
+def integers(folder: Path) -> Path:
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 20]>
+        m (int8[n,1] small, int64[n,1] whole, uint64[n,1] large, double[n,1] real)
+        => (int8[n,1] a, int64[n,1] b, uint64[n,1] c, double[n,1] d)
+        { a = Identity(small)
+          b = Identity(whole)
+          c = Identity(large)
+          d = Identity(real) }""")
+    onnx.save(model, folder / "integers.onnx")
+    return folder / "integers.onnx"
+
+
+def test_numbers_that_a_type_cannot_hold(tmp_path: Path) -> None:
+    fits = {"small": [-128], "whole": [2**63 - 1], "large": [2**64 - 1], "real": [1]}
+    wrong: list[tuple[str, object, str]] = [
+        ("small", [300], "300 is out of range for S8"),
+        ("small", np.array([1, -129]), "-129 is out of range for S8"),
+        ("small", [10**30], f"{10**30} is out of range for S8"),
+        ("small", [None], "must be S8, got NoneType"),
+        ("small", [1.0], "must be S8, got F64"),
+        ("whole", np.array([2**63], np.uint64), f"{2**63} is out of range for S64"),
+        ("large", [-1], "-1 is out of range for U64"),
+        ("real", [10**400], "a finite number is too large for F64"),
+        ("real", [object()], "must be F64, got object"),
+        ("real", np.ma.array([1, 2], mask=[False, True]), "has masked values"),
+    ]
+    with ModelRunner(integers(tmp_path)) as runner:
+        found = runner.execute(fits | {"real": np.ma.array([1.0], mask=[False])})
+        assert [each.item() for each in found.values()] == [
+            -128,
+            2**63 - 1,
+            2**64 - 1,
+            1,
+        ]
+        rows = runner.execute({name: [[1], [1 << 6]] for name in fits})
+        assert {each.sum() for each in rows.values()} == {65}
+        for name, value, words in wrong:
+            with pytest.raises(InvalidInput, match=rf"'{name}'.*{words}"):
+                runner.execute(fits | {name: value})
 
 
 def test_several_inputs_need_names(tmp_path: Path) -> None:

@@ -11,7 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from popgate_client.errors import InvalidRequest
-from popgate_client.values import as_floats, with_gaps, with_rank
+from popgate_client.values import (
+    as_floats,
+    as_integers,
+    whole_numbers,
+    with_gaps,
+    with_rank,
+)
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -110,22 +116,10 @@ def _array(name: str, value: Any, datatype: str) -> Array:
             array[()] = value
             return array
         array = np.asarray(value, dtype=object if text else None)
-        if datatype in _EXACT and array.dtype.kind == "f":
-            array = _whole(value, array)
-        return array
+        return whole_numbers(value, array) if datatype in _EXACT else array
     except ValueError:
         msg = f"input {name}: the nested lists differ in length"
         raise InvalidRequest(msg) from None
-
-
-def _whole(value: Any, array: Array) -> Array:
-    """Return whole numbers unchanged, because NumPy makes floats of lists that need 64
-    bits.
-    """
-    exact = np.asarray(value, dtype=object)
-    if not all(isinstance(item, int | np.integer) for item in exact.reshape(-1)):
-        return array
-    return exact
 
 
 def _datatype_of(name: str, array: Array) -> str:
@@ -178,18 +172,18 @@ def _cast(name: str, array: Array, datatype: str) -> Array:
         return array
     if array.size == 0 or array.dtype.name == "bfloat16":
         return array.astype(wanted)
-    if datatype in _EXACT and array.dtype == object:
-        return _cast_whole(name, array, wanted, datatype)
-    if wanted.kind == "f":
-        array = with_gaps(array)
+    try:
+        if datatype in _EXACT and array.dtype == object:
+            return as_integers(_whole(name, array, datatype), wanted)
+        if wanted.kind == "f":
+            array = with_gaps(array)
+            if array.dtype.kind in "iuf":
+                return as_floats(array, wanted)
+    except OverflowError as e:
+        raise InvalidRequest(f"input {name}: {e} for {datatype}") from None
     if array.dtype.kind not in "biuf":
         msg = f"input {name}: expected {datatype}, got values of {array.dtype}"
         raise InvalidRequest(msg)
-    if wanted.kind == "f" and array.dtype.kind in "iuf":
-        try:
-            return as_floats(array, wanted)
-        except OverflowError as e:
-            raise InvalidRequest(f"input {name}: {e} for {datatype}") from None
     with np.errstate(invalid="ignore"):
         cast = array.astype(wanted)
     if not np.array_equal(cast, array):
@@ -198,17 +192,11 @@ def _cast(name: str, array: Array, datatype: str) -> Array:
     return cast
 
 
-def _cast_whole(name: str, array: Array, wanted: np.dtype[Any], datatype: str) -> Array:
-    """Return Python's whole numbers as `wanted`."""
-    flat = array.reshape(-1).tolist()
-    low, high = np.iinfo(wanted).min, np.iinfo(wanted).max
-    if not all(isinstance(item, int | np.integer) for item in flat):
-        msg = f"input {name}: expected {datatype}, got values of {array.dtype}"
-        raise InvalidRequest(msg)
-    for item in flat:
-        if not low <= item <= high:
-            raise InvalidRequest(f"input {name}: {item} is out of range for {datatype}")
-    return np.array(flat, wanted).reshape(array.shape)
+def _whole(name: str, array: Array, datatype: str) -> Array:
+    if all(isinstance(item, int | np.integer) for item in array.reshape(-1).tolist()):
+        return array
+    msg = f"input {name}: expected {datatype}, got values of {array.dtype}"
+    raise InvalidRequest(msg)
 
 
 def array_of(datatype: str, shape: Sequence[int], data: Any) -> Array:

@@ -102,9 +102,21 @@ def with_rank(array: Array, shape: Sequence[int] | None) -> Array:
     return array
 
 
+def whole_numbers(value: Any, array: Array) -> Array:
+    """Return the array of a list: whole numbers of Python if NumPy made floats of them
+    because they need 64 bits.
+    """
+    if array.dtype.kind != "f":
+        return array
+    exact = np.asarray(value, dtype=object)
+    if not all(isinstance(item, int | np.integer) for item in exact.reshape(-1)):
+        return array
+    return exact
+
+
 def with_gaps(array: Array) -> Array:
     """Return floats for Python's numbers, with NaN for None; return other arrays
-    unchanged.
+    unchanged. Raises OverflowError for a number that no float holds.
     """
     if array.dtype != object:
         return array
@@ -112,7 +124,27 @@ def with_gaps(array: Array) -> Array:
     if not all(item is None or isinstance(item, int | float) for item in flat):
         return array
     values = [np.nan if item is None else item for item in flat]
-    return np.array(values, np.float64).reshape(array.shape)
+    try:
+        return np.array(values, np.float64).reshape(array.shape)
+    except OverflowError:
+        raise OverflowError("a finite number is too large") from None
+
+
+def as_integers(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Return whole numbers as integers of another type. Raises OverflowError for one
+    that the type cannot hold.
+    """
+    if array.dtype == object:
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        wrong = [item for item in array.reshape(-1) if not low <= item <= high]
+    else:
+        cast = array.astype(dtype)
+        if cast.dtype.kind == array.dtype.kind and cast.itemsize >= array.itemsize:
+            return cast
+        wrong = array[cast != array].tolist()
+    if wrong:
+        raise OverflowError(f"{wrong[0]} is out of range")
+    return array.astype(dtype)
 
 
 def as_floats(array: Array, dtype: np.dtype[Any]) -> Array:

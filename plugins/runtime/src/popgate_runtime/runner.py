@@ -19,8 +19,10 @@ from popef_io import DataType
 from popgate_client.values import (
     UnevenRecords,
     as_floats,
+    as_integers,
     columns_of,
     inputs_of_table,
+    whole_numbers,
     with_gaps,
     with_rank,
 )
@@ -232,8 +234,11 @@ def _popef_of(path: Path, folder: Path) -> Path:
 def _array(desc: DataDesc, value: Any) -> npt.NDArray[Any]:
     """Return the value in the engine's form. Raises InvalidInput."""
     wanted = desc.data_type.numpy_dtype
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        msg = f"input {desc.name!r} has masked values; give array.filled(…)"
+        raise InvalidInput(msg)
     if isinstance(value, np.ndarray) and value.dtype == wanted:
-        return with_rank(value, desc.shape)
+        return with_rank(np.asarray(value), desc.shape)
     is_text = desc.data_type is DataType.STRING
     try:
         array = np.asarray(value, dtype=object if is_text else None)
@@ -241,18 +246,36 @@ def _array(desc: DataDesc, value: Any) -> npt.NDArray[Any]:
         raise InvalidInput(
             f"input {desc.name!r}: its lists are nested unevenly"
         ) from None
+    if wanted.kind in "iu" and not isinstance(value, np.ndarray):
+        array = whole_numbers(value, array)
     array = with_rank(array, desc.shape)
-    if is_text:
+    if is_text or desc.data_type is DataType.BF16:
         return array
-    if desc.data_type.numpy_dtype.kind == "f":
-        array = with_gaps(array)
-    fits = np.can_cast(array.dtype, wanted, "same_kind") or not array.size
-    if desc.data_type is DataType.BF16 or not fits:
-        return array  # the engine reports what it expected
-    if wanted.kind != "f":
-        return array.astype(wanted)
     try:
-        return as_floats(array, wanted)
+        return _numbers(array, wanted)
     except OverflowError as e:
         what = f"{e} for {desc.data_type.name}"
-        raise InvalidInput(f"input {desc.name!r}: {what}") from None
+    except TypeError as e:
+        what = f"must be {desc.data_type.name}, got {e}"
+    raise InvalidInput(f"input {desc.name!r}: {what}")
+
+
+def _numbers(array: npt.NDArray[Any], wanted: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return numbers in another type, others as they are, which the engine reports.
+
+    Raises OverflowError for a number that the type cannot hold, and TypeError for
+    an element that is no number.
+    """
+    if wanted.kind == "f":
+        array = with_gaps(array)
+    if array.dtype == object:
+        for item in array.reshape(-1).tolist():
+            if wanted.kind not in "iu" or not isinstance(item, int | np.integer):
+                raise TypeError(type(item).__name__)
+    if not array.size:
+        return array.astype(wanted)
+    if wanted.kind in "iu" and array.dtype.kind in "biuO":
+        return as_integers(array, wanted)
+    if not np.can_cast(array.dtype, wanted, "same_kind"):
+        return array
+    return as_floats(array, wanted) if wanted.kind == "f" else array.astype(wanted)
