@@ -94,6 +94,7 @@ def test_brain_floats_are_rounded_as_everywhere() -> None:
         (np.float32(0.5), "FP32", [1, 1], [[0.5]]),
         ("text", "BYTES", [1], [b"text"]),
         (b"a\0", "BYTES", [-1, 1], [[b"a\0"]]),
+        (["a\0", "b"], "", None, [b"a\0", b"b"]),
         (np.array(["a\u1234"]), "", None, ["a\u1234".encode()]),
         ([[1, 2], [3, 4]], "", None, [[1, 2], [3, 4]]),
         (np.arange(4, dtype=">i2"), "", None, [0, 1, 2, 3]),
@@ -136,6 +137,8 @@ def test_what_an_encoding_cannot_carry() -> None:
     text = tensor_of("x", b"\xff")
     with pytest.raises(InvalidRequest, match="not UTF-8, which JSON requires"):
         encode(Encoding.json, [text])
+    with pytest.raises(InvalidRequest, match="'x' has strings that end in a zero"):
+        encode(Encoding.npy, [tensor_of("x", [b"a\0", b"b"])])
     one = Tensor("x", "FP32", np.zeros(1, np.float32))
     with pytest.raises(InvalidRequest, match="npy carries one tensor"):
         encode(Encoding.npy, [one, one])

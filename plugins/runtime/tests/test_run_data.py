@@ -13,7 +13,8 @@ import pytest
 from app.cli.errors import EXIT_USAGE, CommandError
 from engine import DataDesc, Tensor
 from popef_io import DataType
-from popgate_runtime.run_data import make_inputs
+from popgate_client import tensor_of
+from popgate_runtime.run_data import make_inputs, save
 
 DESCS = [
     DataDesc("image", (-1, 4), DataType.F32),
@@ -115,3 +116,11 @@ def test_a_file_that_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "bad.npz").write_bytes(b"PK\x03\x04 not really")
     with pytest.raises(CommandError, match=r"bad\.npz"):
         inputs(str(tmp_path / "bad.npz"))
+
+
+def test_strings_that_a_file_of_arrays_cannot_hold(tmp_path: Path) -> None:
+    save([tensor_of("y", [b"a", b""])], tmp_path / "y.npy")
+    assert np.load(tmp_path / "y.npy").tolist() == [b"a", b""]
+    with pytest.raises(CommandError, match="'y' has strings that end in a zero byte"):
+        save([tensor_of("y", [b"a\0", b"b"])], tmp_path / "z.npz")
+    assert not (tmp_path / "z.npz").exists()

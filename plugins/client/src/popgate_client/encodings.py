@@ -21,6 +21,7 @@ from popgate_client.tensors import (
     tensor_of,
     to_bf16,
 )
+from popgate_client.values import fixed_width
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -314,7 +315,11 @@ def _npy(tensors: Sequence[Tensor]) -> bytes:
         raise InvalidRequest(msg)
     array = tensors[0].array
     if tensors[0].datatype == "BYTES":
-        array = array.astype(np.bytes_)
+        try:
+            array = fixed_width(array)
+        except ValueError as e:
+            msg = f"input {tensors[0].name!r} {e}; choose another encoding"
+            raise InvalidRequest(msg) from None
     elif tensors[0].datatype == "BF16":
         array = to_bf16(array).view("V2")
     stream = io.BytesIO()

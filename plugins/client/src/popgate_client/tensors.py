@@ -110,12 +110,14 @@ def _array(name: str, value: Any, datatype: str) -> Array:
         return np.asarray(value)  # encoders know no subclasses
     text = isinstance(value, str | bytes) or datatype == "BYTES"
     try:
-        # also strings that end in a zero byte
+        # NumPy's own strings lose zero bytes at their end.
         if text and isinstance(value, bytes | str):
             array = np.empty((), object)
             array[()] = value
             return array
         array = np.asarray(value, dtype=object if text else None)
+        if not datatype and array.dtype.kind in "SU":
+            return np.asarray(value, dtype=object)
         return whole_numbers(value, array) if datatype in _EXACT else array
     except ValueError:
         msg = f"input {name}: the nested lists differ in length"

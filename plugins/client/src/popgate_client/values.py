@@ -157,3 +157,12 @@ def as_floats(array: Array, dtype: np.dtype[Any]) -> Array:
     if infinite.any() and not np.isinf(array)[infinite].all():
         raise OverflowError("a finite number is too large")
     return cast
+
+
+def fixed_width(array: Array) -> Array:
+    """Return byte strings as ``.npy`` holds them. Raises ValueError for strings that it
+    cannot hold.
+    """
+    if any(item.endswith(b"\0") for item in array.reshape(-1)):
+        raise ValueError("has strings that end in a zero byte, which .npy cannot hold")
+    return array.astype(np.bytes_)

@@ -19,6 +19,7 @@ from engine import DataDesc, Tensor
 from popef_io import DataType
 from popgate_client import InvalidRequest, array_of, tensor_of
 from popgate_client import Tensor as NamedTensor
+from popgate_client.values import fixed_width
 from popgate_tools.synthetic import synthetic_array
 from popgate_tools.tensors import pick, read_archive, read_value, text_of
 
@@ -205,10 +206,13 @@ def check_target(target: Path) -> None:
 
 def save(outputs: Sequence[NamedTensor], target: Path) -> None:
     """Write all outputs as `.npz`, or a single one as `.npy`."""
-    arrays = {
-        o.name: o.array.astype(np.bytes_) if o.datatype == "BYTES" else o.array
-        for o in outputs
-    }
+    arrays = {}
+    for output in outputs:
+        strings = output.datatype == "BYTES"
+        try:
+            arrays[output.name] = fixed_width(output.array) if strings else output.array
+        except ValueError as e:
+            raise CommandError(f"--save {target}: output {output.name!r} {e}") from None
     if target.suffix == ".npy" and len(arrays) != 1:
         names = ", ".join(arrays)
         msg = (

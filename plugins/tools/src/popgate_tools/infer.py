@@ -144,6 +144,7 @@ def _deliver(results: Outputs, wanted: dict[str, str], number: int) -> None:
 
     from app.spec import notation
     from popgate_client import Tensor
+    from popgate_client.values import fixed_width
     from popgate_tools.tensors import text_of
 
     for name in wanted:
@@ -160,12 +161,14 @@ def _deliver(results: Outputs, wanted: dict[str, str], number: int) -> None:
             target = Path(wanted[name])
             if number:  # NAME=y.npy becomes y.1.npy, y.2.npy
                 target = target.with_suffix(f".{number}{target.suffix}")
-            saved = array.astype(np.bytes_) if datatype == "BYTES" else array
             try:
+                saved = fixed_width(array) if datatype == "BYTES" else array
                 with target.open("wb") as file:
                     np.save(file, saved, allow_pickle=False)
             except OSError as e:
                 raise CommandError(f"{target}: {e.strerror}") from None
+            except ValueError as e:
+                raise CommandError(f"--output {name}: the output {e}") from None
             typer.echo(f"{head} → {target}")
         else:
             typer.echo(head)
