@@ -93,7 +93,7 @@ def plugin(group: str, name: str) -> Any:
     point = _points(group)[name]
     try:
         return point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may call sys.exit
         logger.warning(
             "plugin %s (%s) cannot be imported and is ignored: %s: %s",
             point.name,

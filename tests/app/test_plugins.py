@@ -165,18 +165,23 @@ def _clear() -> None:
     _points.cache_clear()
 
 
+@pytest.mark.parametrize("module", ["not_there", "ends_the_process"])
 def test_a_plugin_that_cannot_be_imported_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    module: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    (tmp_path / "ends_the_process.py").write_text("import sys\nsys.exit(3)\n")
     info = tmp_path / "broken-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
     group = MODEL_FORMATS
-    (info / "entry_points.txt").write_text(f"[{group}]\nbroken = not_there:FORMAT\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{module} = {module}:FORMAT\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with caplog.at_level(logging.WARNING):
         _clear()  # another test may have filled it
         found = plugins.__wrapped__(group)
         _clear()
-    assert "broken" not in found
-    assert "plugin broken (not_there:FORMAT) cannot be imported" in caplog.text
+    assert module not in found
+    assert f"plugin {module} ({module}:FORMAT) cannot be imported" in caplog.text
