@@ -118,6 +118,15 @@ def test_a_file_that_is_no_archive(tmp_path: Path) -> None:
         inputs(str(tmp_path / "bad.npz"))
 
 
+def test_an_archive_holds_outputs_of_any_name(tmp_path: Path) -> None:
+    names = ["file", "allow_pickle", "a/b:0 ä", "self"]
+    save([tensor_of(name, [[0.5, 1.5]]) for name in names], tmp_path / "y.npz")
+    with np.load(tmp_path / "y.npz") as found:
+        assert {name: found[name].tolist() for name in found} == {
+            name: [[0.5, 1.5]] for name in names
+        }
+
+
 def test_strings_that_a_file_of_arrays_cannot_hold(tmp_path: Path) -> None:
     save([tensor_of("y", [b"a", b""])], tmp_path / "y.npy")
     assert np.load(tmp_path / "y.npy").tolist() == [b"a", b""]

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from zipfile import ZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -225,9 +226,17 @@ def save(outputs: Sequence[NamedTensor], target: Path) -> None:
             if target.suffix == ".npy":
                 np.save(file, next(iter(arrays.values())), allow_pickle=False)
             else:
-                np.savez(file, **arrays)  # type: ignore[arg-type]
+                _write_archive(file, arrays)
     except OSError as e:
         raise CommandError(f"{target}: {e.strerror}") from None
+
+
+def _write_archive(file: IO[bytes], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write arrays of any name. `np.savez` has parameters that are names, too."""
+    with ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
 
 
 def shown(output: NamedTensor) -> str:
