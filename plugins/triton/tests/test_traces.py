@@ -12,7 +12,12 @@ import pytest
 from app.observe.journal import Answered
 from app.observe.metrics import ModelMetrics
 from engine import Tensor
-from popgate_triton.traces import MAX_TENSOR_ELEMENTS, TraceSettings, TritonTracing
+from popgate_triton.traces import (
+    MAX_TENSOR_BYTES,
+    MAX_TENSOR_ELEMENTS,
+    TraceSettings,
+    TritonTracing,
+)
 
 ON = TraceSettings(("TIMESTAMPS",), rate=1)
 
@@ -73,16 +78,24 @@ def test_tensors_are_written_as_texts(tmp_path: Path) -> None:
     tracing.close()
 
 
-@pytest.mark.parametrize("count", [0, MAX_TENSOR_ELEMENTS + 1])
+@pytest.mark.parametrize(
+    "other",
+    [
+        np.zeros(0, np.uint8),
+        np.zeros(MAX_TENSOR_ELEMENTS + 1, np.uint8),
+        np.array([b"\xff" * (MAX_TENSOR_BYTES + 1)], object),
+    ],
+    ids=["none", "elements", "bytes"],
+)
 def test_tensors_whose_data_is_not_written_are_left_out(
-    tmp_path: Path, count: int
+    tmp_path: Path, other: np.ndarray[Any, Any]
 ) -> None:
     path = tmp_path / "t.json"
     tracing = TritonTracing(path, TraceSettings(("TENSORS",), rate=1))
     record(
         tracing,
-        other=Tensor.from_numpy(np.zeros(count, np.uint8)),
-        x=Tensor.from_numpy(np.zeros(1, np.uint8)),
+        other=Tensor.from_numpy(other),
+        x=Tensor.from_numpy(np.zeros(MAX_TENSOR_ELEMENTS, np.float64)),
     )
     assert [e["tensor"]["name"] for e in read(path)[1:]] == ["x"]
     tracing.close()

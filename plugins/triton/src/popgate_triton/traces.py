@@ -30,6 +30,8 @@ LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
 # The most elements of a tensor in a trace. Larger and empty tensors are left out,
 # because readers of these files expect the data of every tensor.
 MAX_TENSOR_ELEMENTS = 1 << 16
+# The most bytes of such a tensor, because the event loop writes strings of any size.
+MAX_TENSOR_BYTES = 8 * MAX_TENSOR_ELEMENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,7 @@ class TritonTracer:
                     {"id": number, "activity": activity, "tensor": _shown(key, tensor)}
                     for key, tensor in tensors.items()
                     if 0 < math.prod(tensor.shape) <= MAX_TENSOR_ELEMENTS
+                    and tensor.nbytes <= MAX_TENSOR_BYTES
                 )
         self._write(entries)
 
