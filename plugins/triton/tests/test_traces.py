@@ -12,6 +12,7 @@ import pytest
 from app.observe.journal import Answered
 from app.observe.metrics import ModelMetrics
 from engine import Tensor
+from popgate_triton import traces
 from popgate_triton.traces import (
     MAX_TENSOR_BYTES,
     MAX_TENSOR_ELEMENTS,
@@ -99,6 +100,22 @@ def test_tensors_whose_data_is_not_written_are_left_out(
     )
     assert [e["tensor"]["name"] for e in read(path)[1:]] == ["x"]
     tracing.close()
+
+
+def test_traces_that_wait_for_a_file_of_their_own_have_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traces, "MOST_WAITING", 100_000)
+    settings = TraceSettings(("TENSORS",), rate=1, log_frequency=1 << 30)
+    tracing = TritonTracing(tmp_path / "t", settings)
+    x = Tensor.from_numpy(np.zeros(MAX_TENSOR_ELEMENTS // 4, np.uint8))
+    for _ in range(7):
+        assert record(tracing, x=x)
+    written = sorted(tmp_path.iterdir())
+    assert [path.name for path in written] == ["t.0", "t.1"]
+    assert [e["id"] for e in read(written[1])] == [4, 4, 5, 5, 6, 6]
+    tracing.close()
+    assert [e["id"] for e in read(tmp_path / "t.2")] == [7, 7]
 
 
 def test_rate_and_count(tmp_path: Path) -> None:

@@ -32,6 +32,10 @@ LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
 MAX_TENSOR_ELEMENTS = 1 << 16
 # The most bytes of such a tensor, because the event loop writes strings of any size.
 MAX_TENSOR_BYTES = 8 * MAX_TENSOR_ELEMENTS
+# About the most bytes of entries that wait for a file of their own, and the bytes of
+# an entry without data.
+MOST_WAITING = 16 << 20
+_ENTRY = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class TraceSettings:
 
     One request of `rate` is traced, until `count` traces exist (-1: no limit). If
     `log_frequency` is 0, every trace is added to the trace file. If it is n, every n
-    traces become a new file, with the trace file's name and a number.
+    traces become a new file, with the trace file's name and a number. So do fewer if
+    they have `MOST_WAITING` bytes.
     """
 
     level: tuple[str, ...] = ("OFF",)
@@ -124,7 +129,7 @@ class TritonTracer:
         self._tracing = tracing
         self._seen = 0
         self._pending: list[dict[str, Any]] = []
-        self._traces = 0
+        self._traces = self._waiting = 0
 
     def wants(self) -> bool:
         """Count the next request, and return whether it is in the sample."""
@@ -175,7 +180,7 @@ class TritonTracer:
         """Write the entries that wait for a file of their own."""
         if self._pending:
             self._tracing.write_numbered(self._pending)
-        self._pending, self._traces = [], 0
+        self._pending, self._traces, self._waiting = [], 0, 0
 
     def _write(self, entries: list[dict[str, Any]]) -> None:
         frequency = self.settings.log_frequency
@@ -184,7 +189,9 @@ class TritonTracer:
             return
         self._pending += entries
         self._traces += 1
-        if self._traces >= frequency:
+        for entry in entries:
+            self._waiting += _ENTRY + len(entry.get("tensor", {}).get("data", ""))
+        if self._traces >= frequency or self._waiting >= MOST_WAITING:
             self.flush()
 
     def __repr__(self) -> str:
