@@ -320,9 +320,7 @@ def _read_versions(
         if not is_version(entry.name) or not is_folder(entry):
             continue
         version = int(entry.name)
-        if (
-            options.config.ensemble is not None
-        ):  # the folder is empty, its name is the number
+        if options.config.ensemble is not None:  # an empty folder
             yield VersionSource(version)
             continue
         stamp: Stamp = ()

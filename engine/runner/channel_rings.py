@@ -233,13 +233,12 @@ class RequestWriter:
         self.backlog[request.number] = request, tensors
 
     def forget(self, request: Request) -> bool:
-        """Remove a request from the backlog, unless it is the first, which may be
-        arriving. Return whether that was done.
+        """Remove a request from the backlog; return whether it was in it. The first
+        stays, because it may be arriving.
         """
-        first = next(iter(self.backlog), request.number)
-        if first == request.number:
-            return False
-        return self.backlog.pop(request.number, None) is not None
+        number = request.number
+        is_first = next(iter(self.backlog), number) == number
+        return not is_first and self.backlog.pop(number, None) is not None
 
     def next_dropped(
         self, notify: Callable[[int], None], number: int

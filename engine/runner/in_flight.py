@@ -113,9 +113,7 @@ class InFlight:
         request.resolve(error)
 
     def drop(self, request: Request, error: EngineError | None) -> None:
-        """Remove a request that never reached the rings. Resolve it with `error`, or
-        not at all if it is already done.
-        """
+        """Remove a request that never reached the rings; an `error` resolves it."""
         del self.requests[request.number]
         self.keep_here(request)
         self._device.outstanding -= 1
@@ -138,9 +136,9 @@ class InFlight:
                 self._admission.service_time.learn(met=False)
             self._measure(request)
         finally:
+            if self._writer.forget(request):
+                self.drop(request, None)
             self.fail(request, error)
-        if self._writer.forget(request):
-            self.drop(request, None)
 
     def give_up(self, requests: list[Request], error: EngineError) -> None:
         """End requests whose run will not be filled up. The device forgets them."""
