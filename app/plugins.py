@@ -114,6 +114,13 @@ def plugins(group: str) -> Mapping[str, Any]:
     return MappingProxyType({k: one for k, one in found.items() if one is not None})
 
 
+def ignore_plugin(group: str, name: str, expected: str, got: object) -> None:
+    """Log that a plugin is not what its group expects."""
+    value = _points(group)[name].value
+    text = "plugin %s (%s) is ignored: expected %s, got %r"
+    logger.warning(text, name, value, expected, got)
+
+
 def first_plugin(group: str) -> Any | None:
     """Return the first object of an entry point group whose plugins exclude each other;
     None if no plugin is there. For all threads.

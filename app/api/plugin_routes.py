@@ -14,7 +14,7 @@ from app.config.restrictions import group_of
 from app.gateway import Gateway
 from app.http.application import NamingOperation, Operation
 from app.http.handlers import NothingHere
-from app.plugins import ROUTES, plugins
+from app.plugins import ROUTES, ignore_plugin, plugins
 from app.settings import Settings
 from app.spec import ModelSpec
 
@@ -74,5 +74,16 @@ def access_groups(added: Iterable[PluginRoutes]) -> dict[str, Group]:
 
 def plugin_routes(settings: Settings) -> list[PluginRoutes]:
     """Return the routes of all plugins, in the order of their names."""
-    makers: Iterable[MakesRoutes] = plugins(ROUTES).values()
-    return [make(settings) for make in makers]
+    makers: Mapping[str, MakesRoutes] = plugins(ROUTES)
+    found: list[PluginRoutes] = []
+    for name, make in makers.items():
+        got: object
+        try:
+            got = make(settings)
+        except TypeError as error:
+            got = error
+        if isinstance(got, PluginRoutes):
+            found.append(got)
+        else:
+            ignore_plugin(ROUTES, name, "a function that makes PluginRoutes", got)
+    return found

@@ -8,8 +8,9 @@ An entry point of the group `popgate.commands` names a tuple of commands
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -18,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from app.cli.commands import Command
 from app.cli.errors import CommandError
-from app.plugins import COMMANDS, plugins
+from app.plugins import COMMANDS, ignore_plugin, plugins
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +86,20 @@ class Commands(TyperGroup):
             self.commands.setdefault(command.name, LazyCommand(command))
 
 
-def plugin_commands() -> Iterator[PluginCommand]:
-    """Yield the commands of all plugins, in the order of the plugins' names."""
-    for commands in plugins(COMMANDS).values():
-        yield from commands
+@cache
+def plugin_commands() -> Sequence[PluginCommand]:
+    """Return the commands of all plugins, in the order of the plugins' names."""
+    found: list[PluginCommand] = []
+    for name, commands in plugins(COMMANDS).items():
+        if isinstance(commands, tuple) and all(map(_is_command, commands)):
+            found += commands
+        else:
+            ignore_plugin(COMMANDS, name, "a tuple of PluginCommand", commands)
+    return found
+
+
+def _is_command(found: object) -> bool:
+    return isinstance(found, PluginCommand)
 
 
 def plugin_command(name: str) -> PluginCommand:

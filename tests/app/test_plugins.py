@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, save_model
 
 from app.config.config_keys import ModelConfigError
 from app.config.model_options import read_options
-from app.plugins import MODEL_FORMATS, _all_points, _points, plugins
+from app.plugins import COMMANDS, MODEL_FORMATS, ROUTES, _all_points, _points, plugins
 from app.run import NO_PLUGIN
 from tests.app.served import ROOT, ServedGateway
 from tests.docs.reader import read_blocks
@@ -165,6 +165,55 @@ def _clear() -> None:
     _points.cache_clear()
 
 
+def install(folder: Path, group: str, point: str) -> None:
+    """Make a plugin of an entry point in a folder that Python searches."""
+    info = folder / "broken-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{point}\n")
+
+
+COMMANDS_SHOWN = "from app.cli import main; import sys; sys.argv[1:] = ['-h']; main()"
+ROUTES_MADE = (
+    "from app.api.plugin_routes import plugin_routes; "
+    "from app.settings import Settings; "
+    "assert plugin_routes(Settings()); print('serve')"
+)
+
+
+@pytest.mark.parametrize(
+    ("group", "made", "expected", "code"),
+    [
+        (COMMANDS, "'abc'", "a tuple of PluginCommand, got 'abc'", COMMANDS_SHOWN),
+        (COMMANDS, "('abc',)", "a tuple of PluginCommand, got (", COMMANDS_SHOWN),
+        (ROUTES, "dict", "a function that makes PluginRoutes, got ", ROUTES_MADE),
+        (
+            ROUTES,
+            "lambda _: None",
+            "a function that makes PluginRoutes, got None",
+            ROUTES_MADE,
+        ),
+    ],
+)
+def test_a_plugin_of_another_kind_is_named_and_left_out(
+    group: str, made: str, expected: str, code: str, tmp_path: Path
+) -> None:
+    (tmp_path / "odd.py").write_text(f"FOUND = {made}\n")
+    install(tmp_path, group, "odd = odd:FOUND")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert "serve" in done.stdout
+    assert f"plugin odd (odd:FOUND) is ignored: expected {expected}" in " ".join(
+        done.stderr.split()
+    )
+
+
 @pytest.mark.parametrize("module", ["not_there", "ends_the_process"])
 def test_a_plugin_that_cannot_be_imported_is_left_out(
     module: str,
@@ -173,11 +222,8 @@ def test_a_plugin_that_cannot_be_imported_is_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "ends_the_process.py").write_text("import sys\nsys.exit(3)\n")
-    info = tmp_path / "broken-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
     group = MODEL_FORMATS
-    (info / "entry_points.txt").write_text(f"[{group}]\n{module} = {module}:FORMAT\n")
+    install(tmp_path, group, f"{module} = {module}:FORMAT")
     monkeypatch.syspath_prepend(str(tmp_path))
     with caplog.at_level(logging.WARNING):
         _clear()  # another test may have filled it
