@@ -46,10 +46,11 @@ class SequenceSlots(Generic[S]):
         return False
 
     def withdraw(self, sequence: S) -> bool:
-        """Forget a sequence that waits for a slot. Return false if it has one."""
-        if sequence in self._holders:
+        """Forget a sequence that waits for a slot; return whether it did."""
+        try:
+            self._waiting.remove(sequence)
+        except ValueError:
             return False
-        self._waiting.remove(sequence)
         return True
 
     def _give(self, sequence: S) -> None:
