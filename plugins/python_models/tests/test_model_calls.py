@@ -77,6 +77,10 @@ class Caller(Model):
                 self.models["onnx"].call(raw, parameters={"a": chr(0xD800)})
             except InvalidInput as error:
                 assert "the call cannot be sent: 'utf-8'" in str(error)
+            try:
+                self.models["onnx"](self=x)
+            except InvalidInput as error:
+                assert "'self'" in str(error)
             for wrong in (5, None, b"onnx"):
                 try:
                     raise AssertionError(self.models[wrong])

@@ -70,7 +70,7 @@ class ServerModel:
         self._client = client
         self._target = (name, version)
 
-    def __call__(self, **inputs: Any) -> dict[str, Array]:
+    def __call__(self, /, **inputs: Any) -> dict[str, Array]:
         """Call it and wait."""
         return self.call(inputs)
 
@@ -133,7 +133,7 @@ class ServerModel:
             _check_wanted(run)
         return response
 
-    async def call_async(self, **inputs: Any) -> dict[str, Array]:
+    async def call_async(self, /, **inputs: Any) -> dict[str, Array]:
         """Call from a coroutine with inputs of any names. Several calls may be in
         flight.
         """
