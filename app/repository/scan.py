@@ -377,7 +377,10 @@ def _read_version(
     files = _listed(folder)
     code = [p for p in files if p.name == PYTHON_MODEL]
     if code:
-        return (_inside(root, code[0]),)  # the files beside it belong to the code
+        file = _inside(root, code[0])
+        if not file.is_file():  # reading a pipe would block
+            raise ScanError(f"{label}: {PYTHON_MODEL} is not a regular file")
+        return (file,)  # the files beside it belong to the code
     if filename:
         chosen = [p for p in files if p.name == filename]
         if not chosen:

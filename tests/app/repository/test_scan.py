@@ -132,6 +132,15 @@ def test_a_version_with_nothing_in_it(tmp_path: Path) -> None:
     assert "several .onnx files: a.onnx, b.onnx" in problems[3]
 
 
+def test_code_in_a_pipe_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    os.mkfifo(tmp_path / "m" / "1" / "model.py")
+    scanned = scan_model(tmp_path, "m")
+    assert scanned is not None
+    (version,) = scanned.versions
+    assert version.problem == "version 1: model.py is not a regular file"
+
+
 def test_two_models_of_one_name(tmp_path: Path) -> None:
     make(tmp_path, "m.popef", "m/1/m.popef")
     assert "several models have this name" in problem(tmp_path, "m")
