@@ -71,6 +71,8 @@ def test_pages_have_no_finding(
         for place, sign in PAGES.items():
             page.open("about:blank")
             page.open(f"{served.url}/{place}")
+            # Colours are judged, and a style sheet may come after what it is for.
+            page.wait("document.readyState === 'complete'")
             page.wait(f"document.querySelector({sign!r}) !== null")
             page.evaluate(f"{script}; true")
             findings = page.evaluate(FINDINGS)

@@ -138,14 +138,18 @@ def test_perf_measures_whole_streams(
     popgate: Call, served: ServedGateway, name: str, load: list[str], tmp_path: Path
 ) -> None:
     numbers = tmp_path / "n.json"
-    done = popgate(
-        "perf", name, "-i", "n=[4]", *QUICK, *load, "--url", served.url,
-        "--json", numbers,
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    (step,) = json.loads(numbers.read_text())["steps"]
-    assert step["requests"] > 0
-    assert step["failed"] == 0
+    for seconds in ("0.1", "1", "10"):  # a busy machine may not end one in a tenth
+        done = popgate(
+            "perf", name, "-i", "n=[4]", *QUICK, "--seconds", seconds, *load,
+            "--url", served.url, "--json", numbers,
+        )  # fmt: skip
+        assert done.code == 0, done.err
+        (step,) = json.loads(numbers.read_text())["steps"]
+        assert step["failed"] == 0
+        if step["requests"] > 0:
+            break
+    else:
+        raise AssertionError(done.out)
 
 
 def test_perf_says_why_all_fail(
