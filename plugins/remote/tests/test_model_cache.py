@@ -103,7 +103,8 @@ def test_what_is_replaced_goes_when_nobody_uses_it(tmp_path: Path) -> None:
 def test_what_served_last_is_kept_by_a_server_that_has_not_used_it(
     tmp_path: Path,
 ) -> None:
-    """As after a restart: the link to it is no folder of its own."""
+    """A server that has restarted holds no snapshot. Its first look for unused
+    snapshots finds the link `served`, and must not follow it."""
     cache = ModelCache(tmp_path)
     entry = cache.entry(URL)
     first = commit(cache, ("m.onnx", b"one"))

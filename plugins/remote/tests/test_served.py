@@ -101,6 +101,17 @@ def test_what_could_not_be_taken_at_the_start_is_tried_again(
         assert infer(gateway) == 3.0
 
 
+def check_former_files(before: float, *options: str) -> None:
+    """Start servers beside a cached file that cannot be loaded; check that the former
+    file serves."""
+    for _ in range(2):
+        with ServedGateway(None, *options, NETRC="/nowhere") as gateway:
+            gateway.wait_ready()
+            assert infer(gateway) == before
+            gateway.wait_line("serving its former files")
+            assert gateway.client.get("/v1/models/m").json()["reason"]
+
+
 def test_a_bad_file_does_not_cost_the_good_one(web: Web, tmp_path: Path) -> None:
     """Neither while the server runs, nor when it starts again and the URL still holds
     the bad file. What serves next takes its place."""
@@ -114,12 +125,7 @@ def test_a_bad_file_does_not_cost_the_good_one(web: Web, tmp_path: Path) -> None
         web.put(path, b"not a model")
         gateway.wait_line("failed to load 'm'")
         assert infer(gateway) == before
-    for _ in range(2):
-        with ServedGateway(None, *options, *poll, NETRC="/nowhere") as gateway:
-            gateway.wait_ready()
-            assert infer(gateway) == before
-            gateway.wait_line("serving its former files")
-            assert gateway.client.get("/v1/models/m").json()["reason"]
+    check_former_files(before, *options, *poll)
     with ServedGateway(None, *options, *poll, NETRC="/nowhere") as gateway:
         gateway.wait_ready()
         web.put(path, file_of(tmp_path, models.mean_over_rows))
@@ -130,7 +136,8 @@ def test_a_bad_file_does_not_cost_the_good_one(web: Web, tmp_path: Path) -> None
 def test_a_bad_file_does_not_cost_the_good_one_on_demand(
     web: Web, tmp_path: Path
 ) -> None:
-    """What a request has loaded is kept, and is loaded if a newer file cannot be."""
+    """The cache keeps the file that a request has loaded. A later request loads it
+    again if the server cannot load the newer file."""
     path = "/m.popef"
     web.put(path, file_of(tmp_path, models.affine))
     options = ("--model", f"m={web.url}{path}", "--cache-dir", str(tmp_path / "cache"))
@@ -142,12 +149,7 @@ def test_a_bad_file_does_not_cost_the_good_one_on_demand(
         web.put(path, (tmp_path / "made.popef").read_bytes())
         gateway.wait_line("failed to load 'm'")
         assert infer(gateway) == before
-    for _ in range(2):
-        with ServedGateway(None, *options, *poll, NETRC="/nowhere") as gateway:
-            gateway.wait_ready()
-            assert infer(gateway) == before
-            gateway.wait_line("serving its former files")
-            assert gateway.client.get("/v1/models/m").json()["reason"]
+    check_former_files(before, *options, *poll)
 
 
 def test_a_stalled_download_speaks(
