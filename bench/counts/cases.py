@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
 
+from bench import calls
 from bench.cases.models import write_models
 from bench.cases.payloads import json_request, msgpack_request, npy_request
 from bench.cases.scenarios import SCENARIOS, Mode, Scenario
 from bench.drivers.load import whole
+from bench.servers.processes import asleep
 from bench.servers.server import Server, compile_models, gateway
 
 #: By name: all encodings of a small request and of a large one.
@@ -81,3 +85,20 @@ def served(
         with gateway(Path(folder), devices="cpu:1", environment=environment) as server:
             server.wait_ready(START)
             yield server
+
+
+def send_asleep(
+    connection: socket.socket, sent: Iterable[bytes], pids: Collection[int]
+) -> None:
+    """Send requests, each as soon as the processes have fallen asleep.
+
+    On a busy machine a process can find the next request before it sleeps, so it would
+    neither wait nor be woken.
+    """
+    for request in sent:
+        end = time.monotonic() + START
+        while not all(map(asleep, pids)):
+            if time.monotonic() > end:
+                sys.exit(f"not all of these processes fall asleep: {pids}")
+            time.sleep(0.0002)
+        calls.send(connection, [request])

@@ -29,7 +29,7 @@ from statistics import median_low
 
 from bench import calls
 from bench.cases.scenarios import Scenario
-from bench.counts.cases import CASES, is_large, requests, served, variables
+from bench.counts.cases import CASES, is_large, requests, send_asleep, served, variables
 from bench.servers.interposed import Interposed, build, environment, read
 from bench.servers.server import HOST, Server
 
@@ -112,7 +112,7 @@ def usual(
         calls.send(connection, sent)
         before = {name: read(folder, pid) for name, pid in pids.items()}
         for request in sent:
-            calls.send(connection, [request])
+            send_asleep(connection, [request], pids.values())
             for name, pid in pids.items():
                 now = read(folder, pid)
                 deltas[name].append(now.since(before[name]))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from bench import calls
 from bench.cases.scenarios import Scenario
-from bench.counts.cases import requests, served, variables
+from bench.counts.cases import requests, send_asleep, served, variables
 from bench.servers.server import HOST, Server
 
 
@@ -45,7 +45,7 @@ def traced(server: Server, sent: Sequence[bytes]) -> dict[str, dict[str, int]]:
                 assert strace.stderr is not None
                 if "attached" not in (line := strace.stderr.readline()):
                     sys.exit(f"strace: {line.strip()}")
-                calls.send(connection, sent)
+                send_asleep(connection, sent, (server.pid, device))
                 strace.send_signal(signal.SIGINT)
                 found[process] = _summary(strace.stderr.read(), len(sent))
     return found

@@ -40,6 +40,13 @@ def alive(pid: int) -> bool:
     return _state(pid) not in ("", "Z", "X")
 
 
+def asleep(pid: int) -> bool:
+    """Return whether the main thread waits for something; one that strace stops does
+    not.
+    """
+    return _state(pid) == "S"
+
+
 def command_line(pid: int) -> list[str]:
     """Return the arguments of the process; empty if it is gone."""
     text = _read(Path(f"/proc/{pid}/cmdline"))
