@@ -32,22 +32,24 @@ def save_state(runner: ModelRunner, folder: Path, version: str) -> None:
         place = folder / version / str(replica)
         try:
             for name, array in runner.run_save_programs(replica).items():
-                _write(place / f"{quote(name, safe='')}.npy", array)
-        except (EngineError, OSError) as e:
+                _write(place / f"{quote(name, safe='')}.npy", name, array)
+        except (EngineError, OSError, ValueError, MemoryError) as e:
             logger.error("cannot save the state of %s: %s", runner.name, e)
         else:
             logger.info("saved the state of %s in %s", runner.name, place)
 
 
-def _write(path: Path, array: Array) -> None:
+def _write(path: Path, name: str, array: Array) -> None:
+    if array.dtype.hasobject:
+        if any(item.endswith(b"\0") for item in array.flat):
+            raise ValueError(f"{name!r} has strings that end in a zero byte")
+        # Objects would be pickled. Byte strings are padded with zeros to one length.
+        array = array.astype(np.bytes_)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:
-            # Strings become bytes of one length, because an array of objects would be
-            # pickled.
-            plain = array.astype(np.bytes_) if array.dtype.hasobject else array
-            np.save(file, plain, allow_pickle=False)
+            np.save(file, array, allow_pickle=False)
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

@@ -11,6 +11,16 @@ from pathlib import Path
 import numpy as np
 from build_popef import FEED_LENGTH, build_accumulator, build_feed
 
+from engine.programs import executable as ex
+from popef_io import (
+    Anchor,
+    DataType,
+    Metadata,
+    ProgramFlow,
+    TensorInfo,
+    TensorType,
+    Writer,
+)
 from tests.app.served import ServedGateway
 from tests.engine import models
 
@@ -24,6 +34,38 @@ def put(root: Path, source: Path, config: str) -> Path:
     source.rename(folder / "1" / source.name)
     (folder / "config.toml").write_text(config)
     return folder
+
+
+def build_last(folder: Path) -> Path:
+    """A model that answers with the strings of the request before."""
+    shape = TensorInfo((3,), DataType.STRING)
+    anchors = (
+        Anchor("last", "h2d_last", shape, TensorType.INPUT, (0,)),
+        Anchor("text", "h2d_text", shape, TensorType.INPUT, (1,)),
+        Anchor("before", "d2h_before", shape, TensorType.OUTPUT, (1,)),
+        Anchor("last", "d2h_last", shape, TensorType.OUTPUT, (2,)),
+    )
+    main = (
+        ex.StreamIn("h2d_text", "text"),
+        ex.StreamOut("last", "d2h_before"),
+        ex.Copy("text", "last"),
+    )
+    executable = ex.Executable(
+        {},
+        {"last": shape, "text": shape},
+        {
+            0: ex.StreamIn("h2d_last", "last"),
+            1: ex.Steps(main),
+            2: ex.StreamOut("last", "d2h_last"),
+        },
+    )
+    flow = ProgramFlow((0,), (1,), (2,))
+    path = folder / "last.popef"
+    with Writer(path) as writer:
+        writer.write(Metadata("last", anchors=anchors, program_flow=flow))
+        with writer.create_executable("last") as blob:
+            blob.write(executable.encode())
+    return path
 
 
 def first(gateway: ServedGateway, model: str, output: str, **inputs: object) -> float:
@@ -90,3 +132,25 @@ def test_frozen_inputs_feeds_and_replicas(tmp_path: Path) -> None:
         (feed / "config.toml").write_text("[frozen_inputs]\noffset = 7\n")
         gateway.client.post("/v1/models/feed/load").raise_for_status()
         assert first(gateway, "feed", "output", tensor_A=ONES) == 8
+
+
+def test_strings_are_the_same_after_a_restart_or_are_not_saved(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    config = 'save_outputs = "state"\n[frozen_inputs]\nlast = '
+    folder = put(root, build_last(tmp_path), config + '"first.npy"')
+    np.save(folder / "first.npy", np.full(3, b""))
+    saved = folder / "state" / "1" / "0" / "last.npy"
+    strings = ["", "b\0é", "a" * 70_000]
+    with ServedGateway(root) as gateway:
+        gateway.wait_ready()
+        assert list(gateway.infer("last", text=strings)["before"]) == [""] * 3
+        assert gateway.stop() == 0
+    (folder / "config.toml").write_text(config + '"state/1/0/last.npy"')
+    before = saved.read_bytes()
+    with ServedGateway(root) as gateway:
+        gateway.wait_ready()
+        cut = ["", "a\0", "b"]
+        assert list(gateway.infer("last", text=cut)["before"]) == strings
+        assert gateway.stop() == 0
+        assert "cannot save the state of last/1: 'last' has strings" in gateway.output
+    assert saved.read_bytes() == before
