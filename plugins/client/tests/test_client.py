@@ -338,8 +338,11 @@ def test_a_unix_socket(tmp_path: Path, way: str) -> None:
             assert client.stream("text", ["a"])[0].text("output") == ["a!"]
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://x:port", "http://", "http://x/a b"])
-def test_addresses_that_are_none(url: str) -> None:
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://x", "http://x:port", "http://", "http://x/a b", "http://x?a", "x#a", 8000],
+)
+def test_addresses_that_are_none(url: Any) -> None:
     with pytest.raises(InvalidRequest):
         Client(url)
 

@@ -15,6 +15,7 @@ import asyncio
 import json
 import socket
 import time
+from base64 import b64encode
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,27 @@ def test_an_answer_that_is_cut_off(way: str) -> None:
             ask(peer, way)
         assert failed.value.sent
         assert len(peer.inferences) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sent"),
+    [
+        ({}, b"Basic " + b64encode("jo:a@ü".encode())),
+        ({"api_key": "k"}, b"Bearer k"),
+        ({"headers": {"authorization": "Other"}}, b"Other"),
+    ],
+)
+def test_the_user_and_password_of_the_url(
+    way: str, options: dict[str, Any], sent: bytes
+) -> None:
+    with Peer(says(http(ANSWER))) as peer:
+        url = peer.url.replace("//", "//jo:a%40%C3%BC@")
+        with Driven(way, url, **options) as client:
+            assert client.infer("m", [1, 2])["y"].tolist() == [[3, 5]]
+            assert "a%40" not in repr(client.client)
+    for _, head, _ in peer.requests:
+        lines = [x.partition(b": ") for x in head.split(b"\r\n")]
+        assert [v for k, _, v in lines if k.lower() == b"authorization"] == [sent]
 
 
 @pytest.mark.parametrize(

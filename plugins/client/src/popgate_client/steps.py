@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from popgate_client.encodings import Encoding, Parts, Wanted
 from popgate_client.errors import InvalidRequest
 from popgate_client.http1 import check_headers
 
 T = TypeVar("T")
+
+_EXPECTED = "expected http://HOST:PORT, https://… or unix:PATH"
 
 
 class Prepared(NamedTuple):
@@ -50,7 +53,7 @@ Steps: TypeAlias = Generator[RoundTrip | Pause, Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of all calls of a client."""
+    """Options of all calls of a client. `url` is without the user and password."""
 
     url: str
     timeout: float | None = 60.0
@@ -67,6 +70,8 @@ class Options:
     secure: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.url, str):
+            raise InvalidRequest(f"{self.url!r}: {_EXPECTED}")
         if self.url.startswith("unix:"):
             self._set(*_socket_of(self.url), "localhost", secure=False)
             return
@@ -76,13 +81,23 @@ class Options:
             port = parts.port
         except ValueError as e:
             raise InvalidRequest(f"{self.url}: {e}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            msg = f"{self.url}: expected http://HOST:PORT, https://… or unix:PATH"
-            raise InvalidRequest(msg)
+        user, at, host = parts.netloc.rpartition("@")
+        if at:
+            object.__setattr__(self, "url", self.url.replace(user + at, "", 1))
+            self._authorize(parts.username or "", parts.password or "")
+        is_other = parts.scheme not in ("http", "https") or not parts.hostname
+        if is_other or parts.query or parts.fragment:
+            raise InvalidRequest(f"{self.url}: {_EXPECTED}")
         secure = parts.scheme == "https"
         address = (parts.hostname, port or (443 if secure else 80))
-        host = parts.netloc.rpartition("@")[2]
         self._set(address, parts.path.rstrip("/"), host, secure=secure)
+
+    def _authorize(self, user: str, password: str) -> None:
+        """Send the user and password of the URL, unless a key or header is given."""
+        if not any(name.lower() == "authorization" for name, _ in self.headers):
+            token = b64encode(unquote_to_bytes(f"{user}:{password}")).decode()
+            line = ("Authorization", f"Basic {token}")
+            object.__setattr__(self, "headers", (*self.headers, line))
 
     def _set(
         self, address: tuple[str, int] | str, base: str, host: str, *, secure: bool
