@@ -565,6 +565,42 @@ def test_a_sequence_whose_requests_are_given_up_takes_no_place() -> None:
     run(test)
 
 
+def test_requests_that_are_given_up_leave_the_line_to_others() -> None:
+    def test() -> None:
+        client = Client(max_waiting=2)
+        client.ask(1, 1, "s")
+        for flags in [*("s", "", "e") * 5, "s"]:
+            client.ask(1, 9, flags).abandon(Cancelled("gone"))
+        sequence = client.scheduler._sequences[None, 1]
+        assert len(sequence.waiting) <= 4
+        client.ask(1, 2)
+        client.ask(1, 3, "s")
+        with pytest.raises(QueueFull, match="2 requests of sequence 1 of model"):
+            client.ask(1, 4)
+        del client.answers[:]
+        client.finish()
+        client.finish()
+        # The second would have continued a sequence whose start was given up.
+        assert client.answers == [1, "InvalidRequest", 3]
+
+    run(test)
+
+
+def test_requests_between_that_are_given_up_change_no_state() -> None:
+    def test() -> None:
+        client = Client(max_waiting=1)
+        client.ask(1, 1, "s")
+        for _ in range(5):
+            client.ask(1, 9).abandon(Cancelled("gone"))
+        client.ask(1, 2)
+        del client.answers[:]
+        client.finish()
+        client.finish()
+        assert client.answers == [1, 3]
+
+    run(test)
+
+
 @pytest.mark.parametrize("ends", ["", "e"])
 def test_a_start_that_is_given_up_while_it_waits_ends_what_was_before(
     ends: str,

@@ -115,6 +115,19 @@ class LiveSequence:
     def is_busy(self) -> bool:
         return self.running is not None or bool(self.waiting)
 
+    def forget_given_up(self) -> None:
+        """Remove requests that are given up from the line.
+
+        Of neighbours that start or end the sequence, one remains: what follows it must
+        not continue the sequence before it.
+        """
+        kept: deque[SequenceRequest] = deque()
+        for request in self.waiting:
+            divides = request.start or request.end
+            if not request.done or (divides and not (kept and kept[-1].done)):
+                kept.append(request)
+        self.waiting = kept
+
     def __repr__(self) -> str:
         return f"<LiveSequence {self.id!r}, {len(self.waiting)} waiting>"
 
@@ -197,12 +210,14 @@ class SequenceScheduler(StatefulScheduler):
             raise InvalidRequest(msg)
         given = parameters.get("sequence_id")
         sequence = self._sequence(request.owner, given, start=start)
-        if sequence.is_busy and len(sequence.waiting) >= self.config.max_waiting:
+        if sequence.is_busy and sequence.still_waiting >= self.config.max_waiting:
             msg = (
-                f"Exceeds maximum queue size: {len(sequence.waiting)} requests of "
+                f"Exceeds maximum queue size: {sequence.still_waiting} requests of "
                 f"sequence {sequence.id} of model '{model}' are already queued"
             )
             raise QueueFull(msg)
+        if len(sequence.waiting) >= 2 * self.config.max_waiting:
+            sequence.forget_given_up()
         mine = SequenceRequest(request, deadline, on_done, start=start, end=end)
         if sequence.is_busy or not self._may_run(sequence):
             sequence.is_open = not end
