@@ -52,6 +52,7 @@ from popgate_onnx.compiler.package import (
     output_handle,
     selector_anchor,
 )
+from popgate_onnx.compiler.ranks import guard_ranks
 from popgate_onnx.compiler.rows.batching import decide
 from popgate_onnx.compiler.rows.lengths import shown_lengths
 from popgate_onnx.compiler.rows.row_check import Dependent, Run
@@ -204,6 +205,7 @@ def _load_model(
     guard_divisions(model.proto)
     guard_frames(model.proto)
     guard_empty_inputs(model.proto)
+    guard_ranks(model.proto)
     make_sums_exact(model.proto)
     check_types(model.proto)
     change(model.proto, options)
