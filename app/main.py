@@ -113,7 +113,8 @@ def create_api(gateway: Gateway, added: Sequence[PluginRoutes] = ()) -> FastAPI:
     pages = (one.nothing_here for one in added if one.nothing_here is not None)
     install_error_handlers(api, next(pages, None))
     for router in routers:
-        api.include_router(router)
+        # `include_router` would make each route a second time, at the first request.
+        api.router.routes.extend(router.routes)
     methods = methods_by_path(routers)
     api.state.paths, api.state.allowed = list(methods), AllowedMethods(methods)
     return api

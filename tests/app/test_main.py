@@ -17,9 +17,10 @@ import pytest
 from fastapi import FastAPI
 
 import app
+from app.api.plugin_routes import plugin_routes
 from app.assembly import gateway_of
 from app.http.front import InferFront
-from app.main import create_api, create_app
+from app.main import ROUTERS, create_api, create_app
 from app.settings import Settings
 from tests.app.served import add
 from tests.engine import models
@@ -53,6 +54,14 @@ def test_the_root_package_has_it() -> None:
     assert app.create_app is create_app
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         app.nothing  # noqa: B018
+
+
+def test_routes_are_made_once() -> None:
+    settings = Settings(devices=DEVICES)
+    added = plugin_routes(settings)
+    api = create_api(gateway_of(settings), added)
+    for router in (*ROUTERS, *(one.router for one in added)):
+        assert all(route in api.routes for route in router.routes)
 
 
 def test_a_bad_specification_is_told_at_once() -> None:

@@ -19,6 +19,7 @@ import httpx
 import numpy as np
 import pytest
 
+from app.settings import Settings
 from tests.app.served import ServedGateway
 from tests.engine import models
 
@@ -26,6 +27,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("safetensors")
 
 from plugins.text.tests.folders import HIDDEN, classifier_folder, embedding_folder
+from popgate_text.routes import routes
 
 TEXTS = ["the cat sits on the mat", "a fast model"]
 EMBEDDINGS = "/openai/v1/embeddings"
@@ -223,6 +225,12 @@ def test_an_alias_is_no_missing_input(served: ServedGateway) -> None:
     answer = post(served, "/v1/models/rank/infer", inputs={"text": ["a"]})
     assert answer.status_code == 400
     assert "missing required input(s) ['text_pair']." in answer.text
+
+
+def test_the_same_settings_have_the_same_routes() -> None:
+    first, again, named = map(routes, (Settings(), Settings(), Settings(tei="small")))
+    assert first.router is again.router
+    assert len(named.router.routes) > len(first.router.routes)
 
 
 def test_the_document_has_the_routes(served: ServedGateway) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
@@ -109,8 +109,20 @@ _OPENAI: Final[list[tuple[str, type[openai.NamedForm], dict[str, Any], str, str]
 
 def routes(settings: Settings) -> PluginRoutes:
     """Return the routes of a server with these settings."""
+    router, operations, naming = _routes(settings.openai_root, settings.tei)
+    return PluginRoutes(router, operations, naming, partial(_examples, settings))
+
+
+@cache
+def _routes(
+    openai_root: bool, named: str
+) -> tuple[APIRouter, list[Operation], list[NamingOperation]]:
+    """Return the routes and their operations; they hold nothing of a server.
+
+    The model `named`, if any, also has routes at the root.
+    """
     router = APIRouter()
-    naming = _openai_routes(router, settings.openai_root)
+    naming = _openai_routes(router, openai_root)
     operations = []
     for suffix, form, fields, needed, summary in _TEI:
         operations.append(Operation("/v1/models/", f"/{suffix}", form))
@@ -123,17 +135,15 @@ def routes(settings: Settings) -> PluginRoutes:
             responses=_responses(form),
             openapi_extra=body_of(fields, needed),
         )
-        if settings.tei:
-            made = partial(form, settings.tei)
+        if named:
             path = f"/{suffix}"
-            naming.append(NamingOperation(path, made))
+            naming.append(NamingOperation(path, partial(form, named)))
             _declare(router, path, summary, TEI_TAG, fields, needed, form)
-    if settings.tei:
-        native = partial(tei.NativeForm, settings.tei)
+    if named:
+        native = partial(tei.NativeForm, named)
         naming += [NamingOperation(path, native) for path in ("/", "/invocations")]
-    token_routes(router, settings.tei)
-    examples = partial(_examples, settings)
-    return PluginRoutes(router, operations, naming, examples)
+    token_routes(router, named)
+    return router, operations, naming
 
 
 def _examples(settings: Settings, spec: ModelSpec) -> dict[str, Any]:
