@@ -53,8 +53,7 @@ PROFILES: Final = "popgate.profiles"
 #: Functions that return an `app.observe.journal.Recorder`, or None if none is wanted.
 SPANS: Final = "popgate.spans"
 #: Functions that return an `app.observe.tracing.Tracing`. Their arguments are the
-#: settings, the nanoseconds from the monotonic clock to the time since 1970, and a
-#: callback after changes.
+#: settings, and the nanoseconds from the monotonic clock to the time since 1970.
 TRACERS: Final = "popgate.tracers"
 #: Functions of the settings that return `app.regions.Regions`.
 REGIONS: Final = "popgate.regions"

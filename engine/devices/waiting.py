@@ -65,7 +65,7 @@ class BlockingDriver:
         self._driver = threading.Lock()
         self._driving = 0  # the thread that holds `_driver`
         self._turn = threading.Condition()
-        #: How many threads wait without driving. `tell` does nothing if none does.
+        #: How many threads wait without driving. `notify` does nothing if none does.
         self.followers = 0
         self._heard = 0.0  # when the last event or check was
         self._poller: select.poll | None = None
@@ -122,7 +122,7 @@ class BlockingDriver:
 
     def _follow(self, left: float | None, request: Request) -> None:
         with self._turn:
-            # Count this thread before it checks its request: see `tell`.
+            # Count this thread before it checks its request: see `notify`.
             self.followers += 1
             try:
                 if not request.done and (self.adopted or self._driver.locked()):

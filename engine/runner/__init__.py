@@ -1,5 +1,5 @@
 """`ModelRunner`: replicas, their channels, service times, results and statistics.
 
 Runs in the client process. May import `model`, `devices`, `programs`, `transport` and
-the ground, but never `worker` or `session`.
+the ground, but never `worker`.
 """
