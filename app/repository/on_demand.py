@@ -1,5 +1,5 @@
-"""Models that are not in the table of models (`app.serving.table.Absent`): why they are
-absent, and their loading by the first request to them, while it waits.
+"""Models that are not in the table of models: why they are absent, and their loading by
+the first request to them, while it waits.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from collections.abc import Collection
 
 from app.repository.model_life import State
 from app.repository.records import ModelRecords, VersionRecord
+from app.serving.absent import Absent
 from app.serving.timeout_policy import TimeoutPolicy
 from app.stage import Stage
 from engine import DeadlineExceeded, QueueFull
 
 
-class OnDemandLoader:
+class OnDemandLoader(Absent):
     """Loads versions on demand, each once, however many requests wait for it.
 
     A request waits up to its deadline. The load continues without it. For the event

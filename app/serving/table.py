@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from app.codec.model import ModelCodec
 from app.errors import RequestError, UnknownModelRun, VersionNotReady
@@ -13,6 +12,7 @@ from app.limits import DEFAULT_LIMITS, Limits
 from app.observe.metrics import ModelMetrics
 from app.observe.tracing import Tracer
 from app.regions import Regions
+from app.serving.absent import Absent
 from app.serving.route_table import ModelRoute, RouteTable
 from app.serving.runner import RequestScheduler, Runner
 from app.serving.timeout_policy import TimeoutPolicy
@@ -49,44 +49,6 @@ def model_of(path: str) -> tuple[str, str | None] | None:
     if not name or "/" in name or "/" in version or bool(slash) != bool(version):
         return None
     return name, version or None
-
-
-class Absent(Protocol):
-    """Source of models that are not in the table (app/repository/on_demand.py)."""
-
-    def explain(self, name: str, version: str | None) -> str | None:
-        """Return why the model is not served; None if it does not exist."""
-
-    def is_to_come(self, name: str) -> bool:
-        """Return whether a server that starts may still load the model."""
-
-    def offers(self, name: str, version: str | None) -> bool:
-        """Return whether a request to the model would load it."""
-
-    async def ensure(
-        self, name: str, version: str | None, policy: TimeoutPolicy
-    ) -> None:
-        """Wait until the model is loaded or has failed to load; raise when time is
-        over.
-        """
-
-
-class NoneAbsent:
-    """`Absent` for a gateway whose models are all in the table."""
-
-    def explain(self, name: str, version: str | None) -> str | None:
-        return None
-
-    def is_to_come(self, name: str) -> bool:
-        return False
-
-    def offers(self, name: str, version: str | None) -> bool:
-        return False
-
-    async def ensure(
-        self, name: str, version: str | None, policy: TimeoutPolicy
-    ) -> None:
-        """Return immediately: no model can be missing."""
 
 
 class ModelEntry:
@@ -180,7 +142,7 @@ class ModelTable:
         #: The routes of Python models.
         self.routes = RouteTable()
         self._tracer = tracer
-        self._absent: Absent = absent or NoneAbsent()
+        self._absent = absent or Absent()
         self._entries: dict[str, tuple[ModelEntry, ...]] = {}
         self._paths_of: dict[str, frozenset[str]] = {}
         self._on_change = on_change

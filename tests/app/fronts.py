@@ -13,10 +13,10 @@ from app.http.asgi import WHOLE, Message, Receive, Scope, Send
 from app.http.front import InferFront
 from app.limits import DEFAULT_LIMITS, Limits
 from app.observe.metrics import ModelMetrics
+from app.serving.absent import Absent
 from app.serving.pending import Pending
 from app.serving.service import Service
-from app.serving.table import Absent, ModelEntry, ModelTable
-from app.serving.timeout_policy import TimeoutPolicy
+from app.serving.table import ModelEntry, ModelTable
 from app.spec import ModelSpec, TensorSpec
 from engine import EngineError, Tensor
 
@@ -104,23 +104,11 @@ def front(
     return InferFront(teapot, Service(table, timeout=timeout))
 
 
-class Late:
+class Late(Absent):
     """Knows of a model `late` that is loading."""
 
-    # No subclass of `Nobody`, which may be compiled.
     def explain(self, name: str, version: str | None) -> str | None:
         return "it is loading" if name == "late" else None
-
-    def is_to_come(self, name: str) -> bool:
-        return False
-
-    def offers(self, name: str, version: str | None) -> bool:
-        return False
-
-    async def ensure(
-        self, name: str, version: str | None, policy: TimeoutPolicy
-    ) -> None:
-        """There is nothing to wait for."""
 
 
 class Client:

@@ -1,6 +1,6 @@
 """Which path leads to which version.
 
-Covers: app/limits.py, app/serving/runner.py.
+Covers: app/limits.py, app/serving/absent.py, app/serving/runner.py.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from app.limits import Limits
 from app.observe.journal import Journal
 from app.observe.log import LogControl, lines_dropped
 from app.observe.processes import OwnNumbers
+from app.serving.absent import Absent
 from app.serving.keys import Keys
 from app.serving.runner import RequestScheduler
 from app.serving.table import ModelEntry, ModelTable
-from app.serving.timeout_policy import TimeoutPolicy
 from engine import (
     DescriptorsLost,
     ExecutionFailed,
@@ -365,9 +365,9 @@ class Worker:
         return f"<Worker {self.table!r}>"
 
 
-class _Elsewhere:
+class _Elsewhere(Absent):
     """Replaces a model that left this process while the body of a request to it was
-    arriving (`app.serving.table.Absent`).
+    arriving.
 
     Later requests are relayed.
     """
@@ -377,14 +377,3 @@ class _Elsewhere:
 
     def explain(self, name: str, version: str | None) -> str | None:
         return "the model has just changed: retry" if self._worker.knows(name) else None
-
-    def is_to_come(self, name: str) -> bool:
-        return False
-
-    def offers(self, name: str, version: str | None) -> bool:
-        return False
-
-    async def ensure(
-        self, name: str, version: str | None, policy: TimeoutPolicy
-    ) -> None:
-        """Return immediately: a model that is not in the table stays missing."""
