@@ -92,6 +92,8 @@ _PYTHON = sys.executable
 _cold = subprocess.Popen
 _servers: dict[str, subprocess.Popen[bytes]] = {}
 _starting = threading.Lock()
+#: The names of the modules that a fork gives a new generator of ids.
+_with_ids: list[dict[str, Any]] = []
 
 
 class _Popen(subprocess.Popen[Any]):
@@ -324,6 +326,7 @@ def serve() -> None:
         except ModuleNotFoundError as error:
             if not str(error.name).startswith(_INNER):
                 raise
+    _with_ids[:] = _sharing_ids()
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGTERM, _leave)
@@ -476,17 +479,25 @@ def _exit(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _make_new_ids() -> None:
-    """Have the ids of requests begin with what no other fork's begin with."""
+def _sharing_ids() -> list[dict[str, Any]]:
+    """Return the names of the modules that have the generator of the ids of requests.
+
+    To look at two thousand modules in each fork would copy the memory of them all.
+    """
     ours = sys.modules.get("app.observe.request_ids")
     if ours is None:
-        return
+        return []
+    shared = ours.new_ids
+    found = (getattr(module, "__dict__", {}) for module in list(sys.modules.values()))
+    return [names for names in found if names.get("new_ids") is shared]
+
+
+def _make_new_ids() -> None:
+    """Have the ids of requests begin with what no other fork's begin with."""
     begin = os.urandom(5).hex().encode()
-    shared, ids = ours.new_ids, map((b"%b-%%x" % begin).__mod__, itertools.count(1))
-    for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", {})
-        if names.get("new_ids") is shared:
-            names["new_ids"] = ids
+    ids = map((b"%b-%%x" % begin).__mod__, itertools.count(1))
+    for names in _with_ids:
+        names["new_ids"] = ids
 
 
 def _open_streams() -> None:

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import gc
 
+import fastapi
 import typer
+from fastapi.routing import APIRoute
 
 from app import cli
 from app.api.plugin_routes import plugin_routes
 from app.config.model_config import parse_model_config
+from app.main import ROUTERS
 from app.settings import Settings
 
 
@@ -24,7 +27,13 @@ def _rehearse() -> None:
         serve = command.get_command(context, "serve")
         assert serve is not None
         serve.make_context("serve", ["--port", "0"], parent=context)
-    plugin_routes(Settings())
+    added = plugin_routes(Settings())
+    # FastAPI looks for the place of an endpoint in its file at the first request.
+    if find_place := getattr(fastapi.routing, "_extract_endpoint_context", None):
+        for router in (*ROUTERS, *(one.router for one in added)):
+            for route in router.routes:
+                if isinstance(route, APIRoute):
+                    find_place(route.endpoint)
     parse_model_config({"max_batch_size": 1})
 
 
