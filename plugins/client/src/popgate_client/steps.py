@@ -85,8 +85,8 @@ class Options:
         if at:
             object.__setattr__(self, "url", self.url.replace(user + at, "", 1))
             self._authorize(parts.username or "", parts.password or "")
-        is_other = parts.scheme not in ("http", "https") or not parts.hostname
-        if is_other or parts.query or parts.fragment:
+        is_whole = not (parts.query or parts.fragment)
+        if parts.scheme not in ("http", "https") or not (parts.hostname and is_whole):
             raise InvalidRequest(f"{self.url}: {_EXPECTED}")
         secure = parts.scheme == "https"
         address = (parts.hostname, port or (443 if secure else 80))
