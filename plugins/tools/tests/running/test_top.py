@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import time
 from pathlib import Path
+from typing import Any
 
+import pytest
+from rich.console import Console
+
+from popgate_client import Client
+from popgate_tools.running.top import Screen
 from tests.app.cli.terminal import in_terminal
 from tests.app.served import ServedGateway, run_popgate
 from tests.engine import models
@@ -55,3 +63,58 @@ def test_a_gateway_that_wants_a_key(tmp_path: Path) -> None:
         ended = run_popgate(*options, POPGATE_KEY="secret")
         assert ended.returncode == 0, ended.stderr
         assert "affine" in ended.stdout
+
+
+class Busy(Client):
+    """A client of a server with 30 models, and devices."""
+
+    devices = 2
+
+    def ask(self, method: str, path: str, *arguments: Any, **options: Any) -> Any:
+        model = {"version": "1", "state": "READY", "ready": True, "instances": 1}
+        device = {"state": "ready", "models": 3, "in_flight": 0, "threads": 1}
+        request = {
+            "model": "m",
+            "id": "x",
+            "total_ms": 1,
+            "status": 200,
+            "rows": 1,
+            "error": "",
+        }
+        numbers = range(self.devices)
+        return {
+            "/v1/models": {"models": [{"name": f"m{n}", **model} for n in range(30)]},
+            "/v1/devices": {
+                "devices": [{"id": f"cpu:{n}", "restarts": 0} | device for n in numbers]
+            },
+            "/v2/models/stats": {"model_stats": []},
+        }.get(path) or {
+            "answered": 10
+            * [{"at": 0.0, "batch_rows": 1, "phases": {"queue": 1}} | request],
+            "failed": [],
+        }
+
+
+@pytest.mark.parametrize(
+    ("height", "devices", "counts"),
+    [
+        (24, 2, (4, 2, 2)),
+        (24, 40, (4, 2, 2)),
+        (40, 2, (14, 2, 8)),
+        (80, 2, (20, 2, 10)),
+    ],
+)
+def test_all_tables_fit_on_the_screen(
+    height: int, devices: int, counts: tuple[int, int, int]
+) -> None:
+    client = Busy()
+    client.devices = devices
+    console = Console(file=(out := io.StringIO()), width=80, height=height)
+    console.print(Screen(client, "http://x").refresh(height))
+    lines = [line.strip() for line in out.getvalue().splitlines()]
+    assert len(lines) <= height
+    starts = ("m", "cpu:", time.strftime("%H:", time.localtime(0)))
+    rows = [line for line in lines if not line.startswith("model")]
+    assert tuple(sum(r.startswith(s) for r in rows) for s in starts) == counts
+    assert f"and {30 - counts[0]} more" in lines
+    assert (f"and {devices - counts[1]} more" in lines) == (devices > counts[1])

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from popgate_client import Client
 
 _MODELS, _REQUESTS = 20, 10
+#: Lines of the screen beside the rows of its tables: titles, captions, empty lines.
+_OTHER_LINES = 16
+_ANY_HEIGHT = 10_000
 _BAR = 40  # cells
 _PHASES = {
     "receive": "white",
@@ -57,10 +60,11 @@ def top(
             if once or not console.is_terminal:
                 console.print(screen.refresh())
                 return
-            with Live(screen.refresh(), console=console, screen=True) as live:
+            first = screen.refresh(console.height)
+            with Live(first, console=console, screen=True) as live:
                 while True:
                     time.sleep(interval)
-                    live.update(screen.refresh(), refresh=True)
+                    live.update(screen.refresh(console.height), refresh=True)
     except KeyboardInterrupt:
         return
 
@@ -74,8 +78,8 @@ class Screen:
         self._at = 0.0
         self._before: dict[tuple[str, str], dict[str, float]] = {}
 
-    def refresh(self) -> RenderableType:
-        """Return the content of the screen. Raises `ClientError`."""
+    def refresh(self, height: int = _ANY_HEIGHT) -> RenderableType:
+        """Return the content of a screen of `height` lines. Raises `ClientError`."""
         from rich.console import Group
 
         models = self._get("/v1/models")["models"]
@@ -91,13 +95,18 @@ class Screen:
         }
         seconds = now - self._at
         self._at, self._before = now, counted
+        # Each table gets a share of the lines, and the requests also what is left.
+        left = max(height - _OTHER_LINES, 4)
+        of_devices = min(len(devices), left // 4)
+        of_models = min(len(models), _MODELS, (left - of_devices) * 2 // 3)
+        of_requests = min(_REQUESTS, left - of_devices - of_models)
         shown: list[Table | Text] = [
             _head(self._url, since, seconds, devices),
-            _models(models, since, seconds),
-            _devices(devices),
+            _models(models, since, seconds, of_models),
+            _devices(devices, of_devices),
         ]
         if requests is not None:
-            shown.append(_requests(requests))
+            shown.append(_requests(requests, of_requests))
         return Group(*shown)
 
     def _get(self, path: str, *, optional: bool = False) -> Any:
@@ -148,7 +157,10 @@ def _head(
 
 
 def _models(
-    models: list[Any], since: dict[tuple[str, str], dict[str, float]], seconds: float
+    models: list[Any],
+    since: dict[tuple[str, str], dict[str, float]],
+    seconds: float,
+    most: int,
 ) -> Table:
     from rich.text import Text
 
@@ -160,7 +172,7 @@ def _models(
         return since.get((model["name"], model["version"] or ""), nothing)
 
     # The busiest first.
-    for model in sorted(models, key=lambda m: -rate(m)["count"])[:_MODELS]:
+    for model in sorted(models, key=lambda m: -rate(m)["count"])[:most]:
         figures = rate(model)
         count = figures["count"]
         state = model["state"].lower()
@@ -175,16 +187,16 @@ def _models(
             _milliseconds(figures["compute"], count),
             f"{figures['rows'] / figures['runs']:.1f}" if figures["runs"] else "-",
         )
-    if len(models) > _MODELS:
-        table.caption = f"and {len(models) - _MODELS} more"
+    table.caption = _rest(len(models) - most)
     return table
 
 
-def _devices(devices: list[Any]) -> Table:
+def _devices(devices: list[Any], most: int) -> Table:
     from rich.text import Text
 
     table = _table("device", "state", "models", "in flight", "threads", "restarts")
-    for device in devices:
+    table.caption = _rest(len(devices) - most)
+    for device in devices[:most]:
         state = device["state"]
         table.add_row(
             Text(device["id"]),
@@ -194,13 +206,17 @@ def _devices(devices: list[Any]) -> Table:
     return table
 
 
-def _requests(requests: Any) -> Table:
+def _rest(count: int) -> str | None:
+    return f"and {count} more" if count > 0 else None
+
+
+def _requests(requests: Any, most: int) -> Table:
     from rich.text import Text
 
     table = _table("ended", "model", "request", "took", "batch")
     table.add_column(Text.assemble(*_legend()))
     newest = sorted(requests["answered"] + requests["failed"], key=lambda r: -r["at"])
-    for one in newest[:_REQUESTS]:
+    for one in newest[:most]:
         failed = one["status"] >= 400
         why = f"{one['status']} {one['error']}"
         shown = Text(why, "red", no_wrap=True, overflow="ellipsis")
