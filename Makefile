@@ -31,7 +31,7 @@ core_tests := tests/popef_io tests/engine tests/app tests/popgate
 pip := PYTHONWARNINGS=ignore $(bin)/python -m pip --disable-pip-version-check
 example := examples/digits/digits.onnx
 
-.PHONY: help serve compiled test test-compiled test-lowest coverage check format bench \
+.PHONY: help serve compiled test test-compiled test-lowest coverage check style format bench \
 	test-all test-core test-python test-pythons conformance fuzz soak chaos many-models embedded test-ray test-buckets test-mpi test-text image \
 	pin-image lock sbom audit docs clean
 
@@ -82,20 +82,27 @@ serve test test-compiled test-core test-lowest test-python coverage: export PYTH
 # there: the run names it in both cases.
 # mypy takes one core: on the other all that tests import is compiled, which in a fresh
 # environment each of the four would do, as they would ask Python for each character whether
-# it can be encoded.
-test: $(VENV)/.installed-dev
+# it can be encoded. The tests begin then, while mypy still runs. What mypy says is printed
+# behind them, and an error fails the whole.
+test: style
+	@mkdir -p build
+	@$(bin)/mypy > build/types.txt 2>&1 & types=$$!; \
 	{ $(bin)/python -m pytest -q --collect-only $(TESTS); \
 		$(bin)/python -c 'from hypothesis.internal import charmap; \
-			charmap.charmap(); charmap.intervals_from_codec("utf-8")'; } > /dev/null 2>&1 & \
-		$(MAKE) --no-print-directory check; code=$$?; wait; exit $$code
+			charmap.charmap(); charmap.intervals_from_codec("utf-8")'; } > /dev/null 2>&1; \
 	$(bin)/python -m pytest $(PARALLEL) $(quick) $(TESTS) || { test $$? = 1 && \
 		echo "make test: what failed runs once more, alone" && \
-		$(bin)/python -m pytest $(quick) --last-failed --last-failed-no-failures none -x $(TESTS); }
+		$(bin)/python -m pytest $(quick) --last-failed --last-failed-no-failures none -x $(TESTS); }; \
+	tests=$$?; wait $$types; types=$$?; cat build/types.txt; \
+	test $$tests = 0 -a $$types = 0 || { \
+		echo "make test: pytest ended with $$tests, mypy with $$types"; exit 1; }
 
-check: $(VENV)/.installed-dev
+check: style
+	$(bin)/mypy
+
+style: $(VENV)/.installed-dev
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
-	$(bin)/mypy
 
 format: $(VENV)/.installed-dev
 	$(bin)/ruff check --fix .
