@@ -224,6 +224,47 @@ def test_who_drips_is_not_listened_to_without_end(
             server.shutdown()
 
 
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        pytest.param(b"HTTP/1.1 200 OK\r\nx: ", id="head"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;", id="chunk"
+        ),
+        pytest.param(b"HTTP/1.1 302 Found\r\nlocation: /", id="redirect"),
+    ],
+)
+def test_a_part_that_drips_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch, beginning: bytes
+) -> None:
+    """Only whole heads and chunks count, not the bytes of their beginnings."""
+    monkeypatch.setattr(http_files, "WATCHED", 0.2)
+    dripped = 0
+
+    class Beginning(Dripping):
+        def do_GET(self) -> None:
+            nonlocal dripped
+            self.wfile.write(beginning)
+            with contextlib.suppress(OSError):
+                # It ends one day, so that this test fails and does not hang.
+                while dripped < 2_000 and not threading.Event().wait(0.005):
+                    dripped += self.wfile.write(b"x")
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Beginning) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}/m.onnx?secret"
+        try:
+            with (
+                closing(HttpFiles("")) as files,
+                pytest.raises(RemoteError, match=r"m.onnx sends no whole") as raised,
+            ):
+                files.body(url)
+            assert "secret" not in str(raised.value)
+            assert dripped < 2_000
+        finally:
+            server.shutdown()
+
+
 def test_the_body_of_a_redirect_is_not_read(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:

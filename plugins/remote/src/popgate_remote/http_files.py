@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import socket
+import threading
 import time
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +28,64 @@ TIMEOUT = 30.0  # seconds without a byte
 WATCHED = 60.0  # seconds of waiting, over which the least rate is measured:
 LEAST_RATE = 1024.0  # bytes a second
 MAX_DOCUMENT = 32 << 20  # most bytes of an answer that is not a file
+_PATIENCE = "popgate.patience"  # key of the extension of an answer
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class Patience:
+    """Ends a wait for a head or a chunk that takes longer than `WATCHED`.
+
+    The client's own timeout begins again with each byte. For one thread.
+    """
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+        self._since = math.inf  # when the present wait began
+        self._is_over = False
+
+    def note(self, event: str, info: Mapping[str, Any]) -> None:
+        """Note a new connection; httpx calls this at every step."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            made = info["return_value"].get_extra_info("socket")
+            self._sockets = [*(s for s in self._sockets if s.fileno() >= 0), made]
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the waits of the block from a thread, which cannot be interrupted."""
+        done = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(done,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def begin(self, request: httpx.Request | None = None) -> None:
+        """Begin a wait. Each request of a redirect or an authentication has its own."""
+        self._since, self._is_over = time.monotonic(), False
+
+    @contextmanager
+    def waiting(self, url: str) -> Iterator[None]:
+        """Wait in the block. Raises `RemoteError` if that takes too long."""
+        self.begin()
+        try:
+            yield
+        except Exception as e:
+            if self._is_over:
+                msg = f"{_shown(url)} sends no whole answer within {WATCHED:.3g} s"
+                raise RemoteError(msg) from e
+            raise
+        finally:
+            self._since = math.inf
+
+    def _watch(self, done: threading.Event) -> None:
+        while not done.wait(WATCHED / 4):
+            if time.monotonic() - self._since > WATCHED:
+                self._is_over = True
+                for each in self._sockets:
+                    with contextlib.suppress(OSError):
+                        socket.socket.shutdown(each, socket.SHUT_RDWR)
 
 
 class HttpFiles:
@@ -49,12 +109,16 @@ class HttpFiles:
         import httpx
 
         self._denied = denied
+        self._patience = Patience()
         check = partial(check_redirect, has_digest=has_digest)
         self.client = httpx.Client(
             auth=auth,
             timeout=TIMEOUT,
             follow_redirects=True,
-            event_hooks={"response": [check, _drop_body]},
+            event_hooks={
+                "request": [self._patience.begin],
+                "response": [check, _drop_body],
+            },
             headers={
                 "user-agent": f"popgate/{VERSION}",
                 "accept-encoding": "identity",
@@ -83,10 +147,13 @@ class HttpFiles:
         self, method: str, url: str, headers: Mapping[str, str] | None = None
     ) -> Iterator[httpx.Response]:
         """Open an answer; an error status raises. Raises `RemoteError`."""
-        with contextlib.ExitStack() as stack:
-            with _explained(url):
+        extensions = {"trace": self._patience.note, _PATIENCE: self._patience}
+        with contextlib.ExitStack() as stack, self._patience.watching():
+            with _explained(url), self._patience.waiting(url):
                 answer = stack.enter_context(
-                    self.client.stream(method, url, headers=dict(headers or {}))
+                    self.client.stream(
+                        method, url, headers=dict(headers or {}), extensions=extensions
+                    )
                 )
             self._check(url, answer)
             _check_is_whole(url, answer)
@@ -249,11 +316,17 @@ def _chunks(answer: httpx.Response) -> Iterator[bytes]:
     because a source that sends a byte now and then would block without end.
     """
     url = str(answer.url)
+    patience = answer.request.extensions[_PATIENCE]
     waited, came = 0.0, 0
+    assert isinstance(answer.stream, Iterable)
+    chunks = iter(answer.stream)
     with _explained(url):
-        began = time.monotonic()
-        assert isinstance(answer.stream, Iterable)
-        for chunk in answer.stream:
+        while True:
+            began = time.monotonic()
+            with patience.waiting(url):
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
             waited += time.monotonic() - began
             came += len(chunk)
             if waited > WATCHED:
@@ -264,7 +337,6 @@ def _chunks(answer: httpx.Response) -> Iterator[bytes]:
                     )
                 waited, came = 0.0, 0
             yield chunk
-            began = time.monotonic()
 
 
 def _check_is_whole(url: str, answer: httpx.Response) -> None:
