@@ -195,6 +195,28 @@ def test_what_libraries_raise_is_told(
         raise error
 
 
+@pytest.mark.parametrize(
+    ("code", "kind", "text"),
+    [
+        ("400", RemoteError, r"access: HeadObject: Bad Request .*expired\); set AWS"),
+        (
+            "InvalidToken",
+            RemoteError,
+            "denies access: HeadObject: Bad Request; set AWS",
+        ),
+        ("SlowDown", SourceAway, "s3://b/m: HeadObject: Bad Request$"),
+    ],
+)
+def test_keys_of_s3_that_have_expired(
+    code: str, kind: type[Exception], text: str
+) -> None:
+    cause = Exception()
+    vars(cause)["response"] = {"Error": {"Code": code}}
+    with pytest.raises(RemoteError, match=text) as raised, _explained("s3", "b/m"):
+        raise OSError("HeadObject: Bad Request") from cause
+    assert type(raised.value) is kind
+
+
 def test_renewed_credentials_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

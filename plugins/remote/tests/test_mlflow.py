@@ -189,6 +189,18 @@ def test_what_is_no_version_and_no_server_is_told(
         with pytest.raises(RemoteError, match=why):
             list(source.files())
         source.close()
+    for place, path, status in (
+        ("d@old", "registered-models/alias?name=d&alias=old", 400),
+        ("d/7", "model-versions/get?name=d&version=7", 404),
+    ):
+        put(web, f"{API}/{path}", {})
+        web.answers[f"{API}/{path}"].status = status
+        source = MlflowSource(place, no_bucket)
+        what = "alias 'old'" if status == 400 else "version '7'"
+        why = f"MLflow has no name 'd', {what}: .*{status}.*; check the URL"
+        with pytest.raises(RemoteError, match=why):
+            list(source.files())
+        source.close()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
     with pytest.raises(RemoteError, match="set MLFLOW_TRACKING_URI to the URL"):
         MlflowSource("digits/1", no_bucket)

@@ -238,6 +238,12 @@ def _forget(scheme: str) -> None:
         registry[scheme].clear_instance_cache()
 
 
+def _s3_code(error: Exception) -> str:
+    """Return the error code of S3 in the exception's cause; empty if it has none."""
+    answer = getattr(error.__cause__, "response", None)
+    return str(answer["Error"].get("Code", "")) if isinstance(answer, dict) else ""
+
+
 @contextmanager
 def _explained(scheme: str, path: str) -> Iterator[None]:
     """Turn errors of the libraries into errors of PopGate."""
@@ -254,7 +260,11 @@ def _explained(scheme: str, path: str) -> Iterator[None]:
         if isinstance(e, TimeoutError):
             text = "no answer in time"
         usual = _CREDENTIALS.get(scheme, "its credentials")
+        code = _s3_code(e)
+        if code == "400":  # the answer to a HEAD request has no reason
+            text += " (S3 answers so if keys have expired)"
         denied = isinstance(e, PermissionError) or "Credential" in name
+        denied |= code == "400" or "Token" in code
         status = getattr(e, "status_code", None) or getattr(e, "status", None)
         if denied or status in (401, 403) or name == "ClientAuthenticationError":
             msg = f"{scheme}://{path} denies access: {text}; set {usual}"

@@ -13,3 +13,7 @@ class SourceAway(RemoteError):
 
 class SourceChanged(RemoteError):
     """The content of the source differs from its listing."""
+
+
+class NotThere(RemoteError):
+    """The source says that it does not have what was requested."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.about import VERSION
 from app.repository.model_sources import RemoteError
-from popgate_remote.errors import SourceAway, SourceChanged
+from popgate_remote.errors import NotThere, SourceAway, SourceChanged
 from popgate_remote.listing import MODEL_SUFFIXES, RemoteFile
 from popgate_remote.source import Reading
 
@@ -193,12 +193,13 @@ class HttpFiles:
         if status in (401, 403):
             raise RemoteError(f"{where} denies access ({status}); {self._denied}")
         if status in (404, 410):
-            raise RemoteError(f"{where} does not exist ({status})")
+            raise NotThere(f"{where} does not exist ({status})")
         if status == 416:
             raise SourceChanged(f"{where} has become shorter")
         if status == 429 or status >= 500:
             raise SourceAway(f"{where} answered with status {status}")
-        raise RemoteError(
+        kind = NotThere if status == 400 else RemoteError
+        raise kind(
             f"{where} answered with status {status}, which PopGate does not support"
         )
 

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from app.repository.model_sources import RemoteError
+from popgate_remote.errors import NotThere
 from popgate_remote.http_files import HttpFiles
 from popgate_remote.listing import MAX_DEPTH, RemoteFile
 from popgate_remote.source import Reading, Source
@@ -122,7 +123,12 @@ class MlflowSource:
 
     def _ask(self, what: str, **asked: str) -> Any:
         url = f"{self._base}/api/2.0/mlflow/{what}?{urlencode(asked)}"
-        found = self._http.document(url)
+        try:
+            found = self._http.document(url)
+        except NotThere as e:  # 400 for an unknown alias, 404 for other names
+            values = ", ".join(f"{k} {v!r}" for k, v in asked.items())
+            msg = f"MLflow has no {values}: {e}; check the URL of the model"
+            raise RemoteError(msg) from None
         if not isinstance(found, dict):
             raise RemoteError(
                 f"{self._base} answered {what} with something other than a JSON object"
