@@ -28,11 +28,11 @@ TIMEOUT = 30.0  # seconds without a byte
 WATCHED = 60.0  # seconds of waiting, over which the least rate is measured:
 LEAST_RATE = 1024.0  # bytes a second
 MAX_DOCUMENT = 32 << 20  # most bytes of an answer that is not a file
-_PATIENCE = "popgate.patience"  # key of the extension of an answer
+_LIMIT = "popgate.wait_limit"  # key of the extension of an answer
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-class Patience:
+class WaitLimit:
     """Ends a wait for a head or a chunk that takes longer than `WATCHED`.
 
     The client's own timeout begins again with each byte. For one thread.
@@ -109,14 +109,14 @@ class HttpFiles:
         import httpx
 
         self._denied = denied
-        self._patience = Patience()
+        self._limit = WaitLimit()
         check = partial(check_redirect, has_digest=has_digest)
         self.client = httpx.Client(
             auth=auth,
             timeout=TIMEOUT,
             follow_redirects=True,
             event_hooks={
-                "request": [self._patience.begin],
+                "request": [self._limit.begin],
                 "response": [check, _drop_body],
             },
             headers={
@@ -147,9 +147,9 @@ class HttpFiles:
         self, method: str, url: str, headers: Mapping[str, str] | None = None
     ) -> Iterator[httpx.Response]:
         """Open an answer; an error status raises. Raises `RemoteError`."""
-        extensions = {"trace": self._patience.note, _PATIENCE: self._patience}
-        with contextlib.ExitStack() as stack, self._patience.watching():
-            with _explained(url), self._patience.waiting(url):
+        extensions = {"trace": self._limit.note, _LIMIT: self._limit}
+        with contextlib.ExitStack() as stack, self._limit.watching():
+            with _explained(url), self._limit.waiting(url):
                 answer = stack.enter_context(
                     self.client.stream(
                         method, url, headers=dict(headers or {}), extensions=extensions
@@ -317,14 +317,14 @@ def _chunks(answer: httpx.Response) -> Iterator[bytes]:
     because a source that sends a byte now and then would block without end.
     """
     url = str(answer.url)
-    patience = answer.request.extensions[_PATIENCE]
+    limit = answer.request.extensions[_LIMIT]
     waited, came = 0.0, 0
     assert isinstance(answer.stream, Iterable)
     chunks = iter(answer.stream)
     with _explained(url):
         while True:
             began = time.monotonic()
-            with patience.waiting(url):
+            with limit.waiting(url):
                 chunk = next(chunks, None)
             if chunk is None:
                 return
