@@ -68,9 +68,15 @@ class FolderLoads:
         self.remote.stop()
 
     async def scan(
-        self, name: str, root: Path | None = None, config: str | None = None
+        self,
+        name: str,
+        root: Path | None = None,
+        config: str | None = None,
+        *,
+        looks: bool = False,
     ) -> ScannedModel:
-        """Return the model in the folder.
+        """Return the model in the folder. A remote model is downloaded first, if
+        `looks` is set or the cache lacks it.
 
         Raises `RepositoryError` if it does not exist.
         """
@@ -79,6 +85,10 @@ class FolderLoads:
             origin = Origin("the load request", is_trusted=False)
             scan = partial(scan_model, root, name, config, origin=origin)
         scanned = await self._pool.run(scan)
+        url = None if scanned is None else scanned.url
+        if url is not None and (looks or not await self.remote.has(url)):
+            await self.remote.fetch(name, url)
+            scanned = await self._pool.run(scan)
         if scanned is None:
             msg = (
                 f"failed to load '{name}', failed to poll from model repository: "

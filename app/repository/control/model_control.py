@@ -78,11 +78,6 @@ class ModelControl:
         root = await self._store(name, request) if request.files else None
         try:
             scanned = await self._loads.scan(name, root, request.config)
-            if scanned.url is not None and not await self._loads.remote.has(
-                scanned.url
-            ):
-                await self._loads.remote.fetch(name, scanned.url)
-                scanned = await self._loads.scan(name, root, request.config)
             await self._loads.put(scanned, on_request=True)
             self.watch.follow(name, scanned)
         finally:
@@ -177,18 +172,10 @@ class ModelControl:
             await self._load_quietly(name)
 
     async def _load_quietly(self, name: str, *, looks: bool = False) -> None:
-        """Load a model, and record errors.
-
-        A remote model is downloaded first, if `looks` is set or the cache lacks it.
-        """
+        """Load a model, and record errors. `looks` is that of `FolderLoads.scan`."""
         record = self._records.record(name)
         try:
-            scanned = await self._loads.scan(name)
-            if scanned.url is not None and (
-                looks or not await self._loads.remote.has(scanned.url)
-            ):
-                await self._loads.remote.fetch(name, scanned.url)
-                scanned = await self._loads.scan(name)
+            scanned = await self._loads.scan(name, looks=looks)
             await self._loads.put(scanned)
             self.watch.follow(name, scanned)
             problem = record.problem
