@@ -20,7 +20,7 @@ from time import monotonic_ns
 
 from app.codec.messages import Body, InferRequest, Refusal, Response
 from app.codec.model import DECODED_AT_ONCE
-from app.errors import InvalidRequest, ModelNotReady, Row, row_of
+from app.errors import InvalidRequest, Row, row_of
 from app.observe.journal import Answered, Asked, Failed, NestedCall, Wire
 from app.observe.request_ids import HEADER, SpanIds, new_ids, taken_id, trace_context
 from app.serving.call_record import Sampled, takes_sample, trace
@@ -347,8 +347,6 @@ class Call(CallState):
             return
         body, self.body = self.body, []
         try:
-            if not entry.ready:
-                raise ModelNotReady(entry.spec.name)
             if self.form is not None:
                 request = self.form.decode(entry.codec, body)
             else:

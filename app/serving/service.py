@@ -15,7 +15,7 @@ from app.codec.memory_check import reserving
 from app.codec.messages import Body, InferRequest, Response
 from app.codec.model import ModelCodec
 from app.codec.preamble import read_preamble
-from app.errors import ModelNotReady, UnknownModel
+from app.errors import UnknownModel
 from app.observe.answers import Answers
 from app.observe.journal import Journal
 from app.serving.deadlines import Deadlines
@@ -199,8 +199,6 @@ class Decoding:
         """
         decode = partial(self._decode, body)
         while True:
-            if not entry.ready:
-                raise ModelNotReady(entry.spec.name)
             if not entry.codec.takes_long(self._headers, body, self._form):
                 return decode(entry.codec)
             nbytes = sum(map(len, body))

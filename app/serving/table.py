@@ -57,11 +57,10 @@ class ModelEntry:
     `timeout` is the longest time of a request in seconds, if neither the request nor
     its headers state one. None leaves it to the front. `level_timeouts` are those of
     priority levels with their own. No request may take longer than `max_timeout`; if
-    that is None, the longest of all these is the limit. While `ready` is False,
-    requests fail with 503. If there is a `scheduler`, requests go through it, and it
-    passes their tensors to the runner. `tracer` samples the requests if tracing is on,
-    and changes with the settings. `regions` is the shared memory that requests may
-    name, if that is allowed.
+    that is None, the longest of all these is the limit. If there is a `scheduler`,
+    requests go through it, and it passes their tensors to the runner. `tracer` samples
+    the requests if tracing is on, and changes with the settings. `regions` is the
+    shared memory that requests may name, if that is allowed.
     """
 
     __slots__ = (
@@ -69,7 +68,6 @@ class ModelEntry:
         "level_timeouts",
         "longest_timeout",
         "max_timeout",
-        "ready",
         "regions",
         "runner",
         "scheduler",
@@ -84,7 +82,6 @@ class ModelEntry:
         spec: ModelSpec,
         runner: Runner,
         stats: ModelMetrics,
-        ready: bool = True,
         *,
         timeout: float | None = None,
         scheduler: RequestScheduler | None = None,
@@ -96,7 +93,6 @@ class ModelEntry:
         self.spec = spec
         self.runner = runner
         self.stats = stats
-        self.ready = ready
         self.timeout = timeout
         self.scheduler = scheduler
         self.max_timeout = max_timeout
@@ -108,8 +104,7 @@ class ModelEntry:
         self.codec = ModelCodec(spec, limits, regions)
 
     def __repr__(self) -> str:
-        state = "ready" if self.ready else "not ready"
-        return f"<ModelEntry {self.spec.name}/{self.spec.version} {state}>"
+        return f"<ModelEntry {self.spec.name}/{self.spec.version}>"
 
 
 class ModelTable:

@@ -124,16 +124,6 @@ async def test_unknown_models_and_versions() -> None:
 
 
 @scenario
-async def test_a_model_that_is_not_ready() -> None:
-    app = fronts.front(Doubler())
-    app.service.models.paths["/v1/models/m/infer"].ready = False
-    client = await Client(app).run()
-    assert client.status == 503
-    assert client.json["code"] == "model_not_ready"
-    assert stats_of(app).pending == 0
-
-
-@scenario
 async def test_bad_requests_are_counted_and_answered() -> None:
     app = fronts.front(Doubler())
     for body, words in (

@@ -281,8 +281,6 @@ class EnsembleRequest(Pending):
             self._fail(number, error)
 
     def _submit(self, number: int, entry: ModelEntry) -> None:
-        if not entry.ready:
-            raise ModelNotReady(entry.spec.name)
         step, tensors = self._runner.steps[number], self._tensors
         spec, runner = entry.spec, entry.runner
         feed = {

@@ -76,7 +76,7 @@ class CallRoutes(FeedingProcess):
         spec, runner = entry.spec, entry.runner
         if not isinstance(runner, ModelRunner) or runner.failure is not None:
             return None
-        if entry.scheduler is not None or entry.tracer is not None or not entry.ready:
+        if entry.scheduler is not None or entry.tracer is not None:
             return None
         if spec.defaults or spec.optional_inputs:
             return None

@@ -13,7 +13,7 @@ from typing import Protocol
 import orjson
 
 from app.codec.messages import Encoding, InferRequest
-from app.errors import ModelNotReady, RequestError, UnknownModel, labelled, row_of
+from app.errors import RequestError, UnknownModel, labelled, row_of
 from app.observe.journal import NestedCall
 from app.observe.metrics import ModelMetrics
 from app.serving.calls.parent_request import ClientRequest, ParentRequest
@@ -227,8 +227,6 @@ class CalledRequest:
     def _submit(self, entry: ModelEntry) -> None:
         message = self._message
         self._called = entry.stats
-        if not entry.ready:
-            raise ModelNotReady(entry.spec.name)
         inputs = called_inputs(entry.spec, self._inputs)
         unknown = set(message.outputs or ()).difference(entry.spec.outputs_by_name)
         if unknown:

@@ -225,7 +225,7 @@ class CallingProcess:
 
     def _tell_ready(self, asked: ReadyAsked) -> None:
         entry = self._calls.table.paths.get(infer_path(asked.model, asked.version))
-        self._send_answer(asked.number, entry is not None and entry.ready)
+        self._send_answer(asked.number, entry is not None)
 
     def _take_metrics(self, told: MetricsTold) -> None:
         self._calls.metrics.record(self, self.name, told.series)

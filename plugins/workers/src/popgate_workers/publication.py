@@ -109,7 +109,7 @@ class Publication:
         """Return the data a worker needs to run a version; None if it cannot."""
         runner, scheduler = entry.runner, entry.scheduler
         is_watched = entry.tracer is not None or entry.regions is not None
-        if is_watched or not entry.ready or _why_relayed(scheduler):
+        if is_watched or _why_relayed(scheduler):
             return None
         if isinstance(runner, Ensemble):
             paths = (infer_path(step.model, step.version) for step in runner.steps)
