@@ -117,10 +117,6 @@ _OUTCOMES_503 = {
 class RequestError(Exception):
     """The request cannot be answered as it was sent; the message gives the reason."""
 
-    @property
-    def message(self) -> str:
-        return str(self.args[0]) if self.args else type(self).__name__
-
 
 class MalformedBody(RequestError):
     """The body is not valid in its encoding: cut off, malformed or contradictory."""

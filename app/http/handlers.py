@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 
@@ -17,8 +16,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.errors import ErrorResponse, Header, HttpError, InvalidRequest, RequestError
 from app.http.origins import with_free_methods
 from engine import EngineError
-
-logger = logging.getLogger(__name__)
 
 _PARAMETER = re.compile(r"\{[^}]*\}")
 _CODES = {404: "not_found", 405: "method_not_allowed"}

@@ -301,7 +301,7 @@ def _tried(
     if runner.interface.keeps_state:
         return None  # a run would change its state
     try:
-        run_example(made.spec, made.visible, runner, example, 1, wanted.until)
+        run_example(made.spec, made.visible, runner, example, wanted.until)
     except WarmupFailed as e:
         if runner.failure is not None or e.is_late:
             raise

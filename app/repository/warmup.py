@@ -7,7 +7,6 @@ cannot run fails before requests depend on it. For threads; blocks.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,8 +36,6 @@ from engine import (
     TimedOut,
 )
 from popef_io import DataType
-
-logger = logging.getLogger(__name__)
 
 # Synthetic rows stay small and short. If a run takes seconds, the preparations of the
 # first run hardly matter. Many rows of a large model would take memory that no request
@@ -110,14 +107,13 @@ def run_example(
     visible: ModelSpec,
     runner: ModelRunner,
     example: Mapping[str, Any],
-    fill: int = 1,
     until: float = math.inf,
 ) -> None:
     """Run the values that are shown as an example, as a request with them would.
 
     `example` are values by input of `visible`, the model as requests see it. Other
-    inputs of `spec` get ones, with free dimensions of `fill`. The run must end by
-    `until`, a `time.monotonic()`. Raises `WarmupFailed`, and `engine.DeviceLost`.
+    inputs of `spec` get ones, with free dimensions of 1. The run must end by `until`, a
+    `time.monotonic()`. Raises `WarmupFailed`, and `engine.DeviceLost`.
     """
     unknown = sorted(example.keys() - visible.inputs_by_name.keys())
     if unknown:
@@ -126,7 +122,7 @@ def run_example(
     try:
         codec = ModelCodec(replace(visible, inputs=given))
         request = codec.read({"inputs": dict(example)})
-        (ones, *_) = _runs(spec, WarmupConfig(), None, (), fill)
+        (ones, *_) = _runs(spec, WarmupConfig(), None, (), 1)
     except (RequestError, ValueError) as e:
         raise WarmupFailed(f"example: {e}") from e
     inputs = {**ones.inputs, **request.inputs}

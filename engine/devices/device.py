@@ -208,11 +208,9 @@ class Device(LinkedDevice):
 
     # -- life and death
 
-    def kill(self, why: str, culprit: str = "") -> None:
-        """End a process that hangs. Its requests fail with DeviceLost. `culprit` is the
-        model whose run hangs. It is loaded again after a pause.
-        """
-        self.process.kill(why, culprit)
+    def kill(self, why: str) -> None:
+        """End a process that hangs. Its requests fail with DeviceLost."""
+        self.process.kill(why)
 
     def on_lost(self, callback: Callable[[Device], None]) -> None:
         """Call back when the process dies, in the thread that notices the death."""

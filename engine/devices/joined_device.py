@@ -23,7 +23,7 @@ from engine.errors import DeviceFailed, DeviceLost, EngineError, ExecutionFailed
 from engine.run_failures import too_long
 from engine.transport import control
 from engine.transport.control import A
-from engine.transport.device_messages import Connect, Ping, Status
+from engine.transport.device_messages import Connect
 from engine.transport.held_socket import HeldSocket
 from engine.transport.messages import Message, close_all, send
 
@@ -88,15 +88,6 @@ class JoinedDevice(LinkedDevice):
         finally:
             theirs.close()
         return mine
-
-    def ping(self, timeout: float = 5.0) -> Status:
-        """Ask the process for its state. Raises DeviceLost if it does not answer in
-        time.
-        """
-        try:
-            return self.call(Ping(), Status, (), timeout)
-        except TimeoutError as error:
-            raise DeviceLost(f"device {self.id} does not respond") from error
 
     def check_responsive(self) -> bool:
         """Return whether the process lives. Only its owner checks that it answers."""

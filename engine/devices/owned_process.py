@@ -178,7 +178,9 @@ class OwnedProcess:
         return look
 
     def kill(self, why: str, culprit: str = "") -> None:
-        """End a process that hangs: see `Device.kill`."""
+        """End a process that hangs: see `Device.kill`. `culprit` is the model whose run
+        hangs. It is loaded again after a pause.
+        """
         self._device.fork_guard.check("Device")
         self._killed_for = why
         if culprit:

@@ -241,7 +241,6 @@ class Status(Message, frozen=True):
 
     pid: Number
     owner: Number
-    uptime: float
     runs: tuple[RunTold, ...]
     batches: Number
     replicas: Number

@@ -146,7 +146,6 @@ class DeviceService:
         self._saves: dict[int, SavePrograms] = {}
         self._links: set[socket.socket] = set()
         self._sessions: dict[int, SessionService] = {}
-        self._started = time.monotonic()
         self._terminator = Terminator(lambda: runs_of(scheduler.at_work()))
 
     def start(self) -> None:
@@ -338,7 +337,6 @@ class DeviceService:
         return Status(
             pid=os.getpid(),
             owner=os.getppid(),
-            uptime=time.monotonic() - self._started,
             runs=tuple(map(status_of, scheduler.at_work())),
             batches=scheduler.batches,
             replicas=len(scheduler.replicas),

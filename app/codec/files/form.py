@@ -71,14 +71,12 @@ class _Parts:
         self._most = most
         self._header: list[bytes] = []
         self._value: list[bytes] = []
-        self._is_open = False
         self.is_whole = False
 
     def callbacks(self) -> MultipartCallbacks:
         return {
             "on_part_begin": self._begin,
             "on_part_data": self._data,
-            "on_part_end": self._end_part,
             "on_header_field": lambda data, a, b: self._header.append(data[a:b]),
             "on_header_value": lambda data, a, b: self._value.append(data[a:b]),
             "on_header_end": self._end_header,
@@ -91,7 +89,6 @@ class _Parts:
             msg = f"the form has more than {self._most} parts, which is the limit"
             raise InvalidRequest(msg)
         self.parts.append(FormPart())
-        self._is_open = True
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         self.parts[-1].pieces.append(data[start:end])
@@ -127,9 +124,6 @@ class _Parts:
                 f"part {len(self.parts)} has no Content-Disposition header, which "
                 "names the input"
             )
-
-    def _end_part(self) -> None:
-        self._is_open = False
 
     def _end(self) -> None:
         self.is_whole = True

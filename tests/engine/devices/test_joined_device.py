@@ -37,7 +37,9 @@ from engine.transport.device_messages import (
     EndRun,
     EndSession,
     OpenSession,
+    Ping,
     Save,
+    Status,
     Stop,
     Unload,
 )
@@ -171,7 +173,7 @@ def test_who_has_joined_cannot_load_unload_or_stop(
                 joined.call(message, Done)
         with pytest.raises(InvalidInput, match="belongs to another process"):
             joined.call(CloseChannel(1, 1), Done)
-        assert joined.ping().replicas == 1
+        assert joined.call(Ping(), Status).replicas == 1
     assert runner.execute({"input": np.ones((1, 4), np.float32)}, timeout=60)
 
 

@@ -24,6 +24,7 @@ from engine import (
     ModelRunnerConfig,
     Tensor,
 )
+from engine.transport.device_messages import Ping, Status
 from tests.engine import models
 from tests.support import until
 
@@ -117,7 +118,7 @@ def test_a_process_answers_again_that_lacked_descriptors_to_answer(
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     assert own_device.ping().pid == pid
     with JoinedDevice(own_device.id, door) as joined:
-        assert joined.ping().pid == pid
+        assert joined.call(Ping(), Status).pid == pid
     assert own_device.restarts == 0
 
 
