@@ -41,27 +41,14 @@ class ThreadPlan:
         """Return how long a device polls for work before it sleeps, in microseconds.
         With 0 it sleeps at once.
         """
-        return self._spin[0]
-
-    @property
-    def why(self) -> str:
-        """Return the reason for `spin_us`, in words."""
-        return self._spin[1]
-
-    @property
-    def _spin(self) -> tuple[int, str]:
+        if self.budget.cores < 2:  # devices and clients share it
+            return 0
         text = os.environ.get("POPGATE_SPIN_US", "")
-        wanted = min(int(text), _LONGEST_SPIN_US) if text.isdigit() else SPIN_US
-        cores = f"{self.budget.cores:.3g}"
+        if text.isdigit():
+            return min(int(text), _LONGEST_SPIN_US)
         # The client needs a core too, even if none is reserved for it.
         needed = self.devices + max(1, self.reserved)
-        if self.budget.cores < 2:
-            return 0, f"devices and clients share {cores} core"
-        if text.isdigit():
-            return wanted, "set by POPGATE_SPIN_US"
-        if self.budget.cores < needed:
-            return 0, f"spinning needs {needed} cores, but there are {cores}"
-        return wanted, f"spinning needs {needed} cores, and there are {cores}"
+        return SPIN_US if self.budget.cores >= needed else 0
 
     def __str__(self) -> str:
         whom = "the device" if self.devices == 1 else f"each of {self.devices} devices"

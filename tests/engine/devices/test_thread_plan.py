@@ -31,14 +31,14 @@ def test_shares(
 
 
 @pytest.mark.parametrize(
-    ("cores", "quota", "devices", "spins", "why"),
+    ("cores", "quota", "devices", "spins"),
     [
-        (1, None, 1, False, "clients share 1 core"),
-        (8, 1.5, 1, False, "clients share 1.5 core"),
-        (2, None, 1, True, "needs 2 cores, and there are 2"),
-        (2, None, 2, False, "spinning needs 3 cores, but there are 2"),
-        (8, 2.5, 2, False, "spinning needs 3 cores, but there are 2.5"),
-        (8, None, 4, True, "needs 5 cores, and there are 8"),
+        (1, None, 1, False),
+        (8, 1.5, 1, False),
+        (2, None, 1, True),
+        (2, None, 2, False),
+        (8, 2.5, 2, False),
+        (8, None, 4, True),
     ],
 )
 def test_spinning(
@@ -47,12 +47,10 @@ def test_spinning(
     quota: float | None,
     devices: int,
     spins: bool,
-    why: str,
 ) -> None:
     monkeypatch.delenv("POPGATE_SPIN_US", raising=False)
     plan = ThreadPlan(CpuBudget(cores, quota), devices, 1)
     assert plan.spin_us == (SPIN_US if spins else 0)
-    assert why in plan.why
 
 
 @pytest.mark.parametrize(
