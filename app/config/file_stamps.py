@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +12,8 @@ Stamp: TypeAlias = tuple[object, ...]
 
 
 def stamp_of(paths: Iterable[Path]) -> Stamp:
-    """Return a value that differs after a file was changed, replaced or removed.
+    """Return a value that differs after a file was changed, replaced, removed, or made
+    readable.
 
     For a folder, only its existence counts. Raises nothing.
     """
@@ -23,5 +25,7 @@ def stamp_of(paths: Iterable[Path]) -> Stamp:
             stamps.append((str(path), e.errno))
             continue
         if not stat.S_ISDIR(found.st_mode):
-            stamps.append((str(path), found.st_ino, found.st_size, found.st_mtime_ns))
+            may_read = os.access(path, os.R_OK, effective_ids=True)
+            content = found.st_ino, found.st_size, found.st_mtime_ns, may_read
+            stamps.append((str(path), *content))
     return tuple(stamps)

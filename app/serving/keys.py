@@ -259,7 +259,7 @@ class Keys:
         if self.path is None:
             return None
         stamp = stamp_of([self.path])
-        # The owner or mode may have been the problem, which the stamp does not show.
+        # The disk may have been the problem, which the stamp does not show.
         if stamp == self._stamp and not self._problem:
             return None
         self._stamp = stamp

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from app.config.file_stamps import stamp_of
@@ -26,3 +30,29 @@ def test_a_file_that_changes_comes_or_goes(tmp_path: Path) -> None:
     before = stamp_of([tmp_path])
     a.write_text("1")
     assert stamp_of([tmp_path]) == before
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Be a user whom modes bind; root may read everything."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+def test_a_file_that_becomes_readable() -> None:
+    """Its content has not changed, but only now may the server read it."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        file = Path(folder, "a")
+        file.write_text("1")
+        seen = []
+        for mode in (0, 0o444, 0o644):
+            file.chmod(mode)
+            with as_nobody():
+                seen.append(stamp_of([file]))
+        assert seen[0] != seen[1] == seen[2]
