@@ -39,6 +39,8 @@ class FolderPolls:
     #: in seconds since 1970.
     failed: int = field(default=0, init=False)
     polled_at: float = field(default=0.0, init=False)
+    #: Why the last scan failed. The log says it once.
+    _problem: str = field(default="", init=False)
 
     def start(self) -> None:
         """Poll from now on."""
@@ -55,10 +57,14 @@ class FolderPolls:
             await asyncio.sleep(min(pause, SETTLE) if self._unsettled else pause)
             try:
                 await self.poll_once()
-                self.polled_at = time.time()
+                if self._problem:
+                    logger.info("the model repository can be read again")
+                self.polled_at, self._problem = time.time(), ""
             except OSError as e:
                 self.failed += 1
-                logger.error("cannot read the model repository: %s", e)
+                before, self._problem = self._problem, str(e)
+                if self._problem != before:
+                    logger.error("cannot read the model repository: %s", e)
             except Exception:
                 self.failed += 1
                 logger.exception("polling the model repository")

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
+
+import pytest
 
 from app.background import DaemonPool
 from app.repository.control.folder_loads import FolderLoads
@@ -15,6 +20,7 @@ from app.repository.places import ModelPlaces
 from app.repository.records import ModelRecords
 from app.repository.repository import ModelRepository
 from app.repository.source import ScannedModel
+from tests.support import until
 
 
 class Recorder:
@@ -35,9 +41,11 @@ class Recorder:
         self._records.remove(name)
 
 
-def test_what_is_still_written_is_left_alone(tmp_path: Path) -> None:
-    """A look is a look here, however long the machine takes between two of them."""
-    places = ModelPlaces(tmp_path)
+@contextmanager
+def polling(
+    root: Path, seconds: float = 15.0
+) -> Iterator[tuple[FolderPolls, Recorder]]:
+    places = ModelPlaces(root)
     records = ModelRecords(places, "")
     recorder = Recorder(records)
     repository = cast("ModelRepository", recorder)
@@ -46,8 +54,16 @@ def test_what_is_still_written_is_left_alone(tmp_path: Path) -> None:
     loads = FolderLoads(records, places, repository, remote, pool, lazily=False)
     watch = RemoteWatch(remote, loads.follow_remote, polls=True, seconds=15.0)
     polls = FolderPolls(
-        records, repository, loads, watch, known_only=False, seconds=15.0
+        records, repository, loads, watch, known_only=False, seconds=seconds
     )
+    try:
+        yield polls, recorder
+    finally:
+        pool.close()
+
+
+def test_what_is_still_written_is_left_alone(tmp_path: Path) -> None:
+    """A look is a look here, however long the machine takes between two of them."""
 
     async def look() -> list[tuple[str, int]]:
         recorder.taken.clear()
@@ -79,5 +95,35 @@ def test_what_is_still_written_is_left_alone(tmp_path: Path) -> None:
         assert await look() == [("m", 0)]
         assert await look() == []
 
-    asyncio.run(follow())
-    pool.close()
+    with polling(tmp_path) as (polls, recorder):
+        asyncio.run(follow())
+
+
+def test_a_folder_that_cannot_be_read_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As long as the reason is the same, and once more when it is over."""
+    caplog.set_level(logging.INFO)
+    root = tmp_path / "models"
+
+    def change() -> None:
+        until(lambda: polls.failed >= 3)
+        root.touch()
+        failed = polls.failed
+        until(lambda: polls.failed >= failed + 3)
+        root.unlink()
+        root.mkdir()
+        until(lambda: polls.polled_at)
+
+    async def poll() -> None:
+        polls.start()
+        await asyncio.to_thread(change)
+        polls.stop()
+
+    with polling(root, seconds=0.001) as (polls, _):
+        asyncio.run(poll())
+    said = [record.getMessage().partition(" [Errno ")[0] for record in caplog.records]
+    told = "cannot read the model repository:"
+    assert said[:2] == [told, told]
+    assert said[-1] == "the model repository can be read again"
+    assert len(said) < polls.failed
