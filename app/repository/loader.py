@@ -9,7 +9,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +37,7 @@ from app.repository.python_models import check_kind, process_options, read_model
 from app.repository.records import LoadedModel
 from app.repository.source import VersionSource
 from app.repository.warmup import WarmupFailed, run_example, warm_up
+from app.serving.calls.parent_request import FindRequest
 from app.serving.route_table import ModelRoute, ModelRoutes
 from app.spec import ModelSpec
 from engine import Array, Device, DeviceFailed, DeviceLost, ModelRunner, open_model
@@ -78,7 +79,7 @@ class ModelLoader:
     _largest_body: int = 0
     _limits: TimeLimits = NO_LIMITS
     _allow_python: bool = False
-    _on_calls: Callable[[str, socket.socket], None] | None = None
+    _on_calls: Callable[[str, FindRequest, socket.socket], None] | None = None
     _claim: Callable[[str, Sequence[ModelRoute]], None] = lambda name, routes: None
     _again: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -175,7 +176,8 @@ class ModelLoader:
         options = process_options(label, source, config)
         devices = self._devices.start_python(options, config.instances)
         try:
-            on_calls = self._on_calls and partial(self._on_calls, wanted.name)
+            find = partial(_request_of, devices)
+            on_calls = self._on_calls and partial(self._on_calls, wanted.name, find)
             seconds = self._limits.load
             model = read_model(label, source, config, devices[0], seconds, on_calls)
             placement = dict(enumerate(devices))
@@ -309,6 +311,11 @@ def _tried(
         logger.warning(msg, wanted.label, e)
         return False
     return True
+
+
+def _request_of(devices: Iterable[Device], number: int) -> Any:
+    found = (device.channels.request_of(number) for device in devices)
+    return next(filter(None, found), None)
 
 
 def _warm_up(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from app.plugins import MODEL_CALLS, first_plugin
-from app.serving.calls.parent_request import RemoteParents
+from app.serving.calls.parent_request import FindRequest, RemoteParents
 from app.serving.feeders import Feeder
 from app.serving.table import ModelTable
 
@@ -20,9 +20,9 @@ class ModelCalls(Feeder, Protocol):
     def open(self) -> None:
         """Accept calls from now on, in the running event loop."""
 
-    def attach(self, name: str, sock: socket.socket) -> None:
+    def attach(self, name: str, find: FindRequest, sock: socket.socket) -> None:
         """Serve a process of model `name` on `sock`, until the peer closes it. For any
-        thread.
+        thread. `find` finds requests to the model's processes.
         """
 
     def render(self, *, openmetrics: bool = False) -> Iterator[str]:

@@ -16,6 +16,8 @@ from app.codec.messages import InferRequest
 from app.observe.journal import NestedCall
 
 ClientRequest: TypeAlias = tuple[str, str, str]
+#: Returns the request with a number to the processes of a model, while it is in flight.
+FindRequest: TypeAlias = Callable[[int], Any]
 
 
 @runtime_checkable

@@ -233,7 +233,7 @@ def test_routes_are_withdrawn_from_processes_of_which_some_have_just_ended() -> 
         peers = []
         for name in "abc":
             mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            calls.attach(name, mine)
+            calls.attach(name, lambda number: None, mine)
             peers.append(theirs)
         await asyncio.sleep(0)
         for process in calls._processes:

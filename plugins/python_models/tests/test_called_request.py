@@ -14,14 +14,15 @@ import pytest
 
 from app.codec.messages import InferRequest
 from app.observe.metrics import ModelMetrics
-from app.serving.calls.parent_request import ClientRequest, ParentRequest
+from app.serving.calls.parent_request import ClientRequest, ParentRequest, RemoteParents
 from app.serving.pending import Pending
 from app.serving.stateful import StatefulScheduler
 from app.serving.table import ModelEntry, ModelTable
 from engine import DeadlineExceeded, EngineError, InvalidInput, Refused, Tensor
+from engine.runner.request_numbers import request_numbers
 from popgate_python_messages.call_messages import CallAnswer, ModelCall, Tensors
 from popgate_python_models.called_request import CalledRequest
-from popgate_python_models.parent_requests import NOBODY
+from popgate_python_models.parent_requests import NOBODY, OWN, ParentRequests
 from tests.app.fronts import Doubler, spec
 from tests.support import WAIT
 
@@ -44,6 +45,10 @@ class Sequences(StatefulScheduler):
         self.owners.append(request.owner)
         self.requests.append(Pending(request.inputs, deadline, on_done, 0))
         return self.requests[-1]
+
+
+class Alone(RemoteParents):
+    """A server of one process."""
 
 
 class Caller:
@@ -100,8 +105,8 @@ class Called:
 SHOP, OTHER = ("id 1", "", '{"key":"shop"}'), ("id 2", "", '{"key":"other"}')
 #: A client without a key. An HTTP worker does not say that it has none.
 KEYLESS, KEYLESS_THERE = ("id 3", "", '{"key":""}'), ("id 4", "", "")
-#: The calls of a model for no request, and for one that has ended.
-OWN, ENDED = ("", "", '{"key":""}'), ("", "", '{"parameters":{"sequence_id":1}}')
+#: The call of a model for a request that has ended.
+ENDED = "", "", '{"parameters":{"sequence_id":1}}'
 
 
 @pytest.mark.parametrize(
@@ -122,6 +127,21 @@ def test_a_call_has_the_key_of_its_requests(
         called = Called(*clients)
         await called.begin()
         assert called.scheduler.owners == [owner]
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(("has_keys", "own"), [(True, OWN), (False, NOBODY)])
+def test_a_warm_up_is_the_servers_own(has_keys: bool, own: ClientRequest) -> None:
+    """A request in flight without a client: no number stands for one that has ended."""
+    number = next(request_numbers())
+    parents = ParentRequests(Alone(), has_keys=has_keys)
+    in_flight = {number: Pending({}, 0.0, lambda _: None, 0)}
+
+    async def check() -> None:
+        for one, client in ((number, own), (number + 1, NOBODY)):
+            assert parents.first_client_request(in_flight.get, [one]) == client
+            assert await parents.client_requests(in_flight.get, [one]) == (client,)
 
     asyncio.run(check())
 

@@ -118,7 +118,7 @@ def with_process(check: Callable[[Process], Awaitable[None]]) -> None:
         table = ModelTable(Limits())
         calls = PythonModelCalls(table, lambda name: (), Others(), WAIT, WAIT)
         calls.open()
-        calls.attach("caller", mine)
+        calls.attach("caller", lambda number: None, mine)
         with theirs:
             await check(Process(theirs))
         calls.close()

@@ -18,7 +18,12 @@ from functools import partial
 from typing import Any
 
 from app.observe.metrics import ModelMetrics
-from app.serving.calls.parent_request import ClientRequest, ParentRequest, RemoteParents
+from app.serving.calls.parent_request import (
+    ClientRequest,
+    FindRequest,
+    ParentRequest,
+    RemoteParents,
+)
 from app.serving.feeders import Feeder
 from app.serving.table import ModelTable, infer_path
 from engine import Cancelled, EngineError, ExecutionFailed, Refused, Tensor
@@ -60,7 +65,7 @@ class PythonModelCalls(Feeder):
         leave_timeout: float,
     ) -> None:
         self.table, self.graph = table, CallGraph(needs)
-        self.parents = ParentRequests(table, others)
+        self.parents = ParentRequests(others, has_keys=table.has_keys)
         self.timeout = timeout
         #: The models' own metrics.
         self.metrics = ShownMetrics()
@@ -72,9 +77,9 @@ class PythonModelCalls(Feeder):
         """Accept calls from now on, in the running event loop."""
         self._loop = asyncio.get_running_loop()
 
-    def attach(self, name: str, sock: socket.socket) -> None:
+    def attach(self, name: str, find: FindRequest, sock: socket.socket) -> None:
         """Serve the calls of a process of model `name` on `sock`, until the peer closes
-        it.
+        it. `find` finds requests to the model's processes.
 
         For any thread.
         """
@@ -82,14 +87,15 @@ class PythonModelCalls(Feeder):
             sock.close()
             return
         try:
-            self._loop.call_soon_threadsafe(self._attach, name, sock)
+            self._loop.call_soon_threadsafe(self._attach, name, find, sock)
         except RuntimeError:  # the loop is closed
             sock.close()
 
-    def _attach(self, name: str, sock: socket.socket) -> None:
+    def _attach(self, name: str, find: FindRequest, sock: socket.socket) -> None:
         if not any(process.name == name for process in self._processes):
             self.graph.forget(name)
-        self._processes.add(CallingProcess(self, name, CallSocket(sock), self._gone))
+        process = CallingProcess(self, name, find, CallSocket(sock), self._gone)
+        self._processes.add(process)
 
     # -- routes
 
@@ -142,10 +148,11 @@ class CallingProcess:
         self,
         calls: PythonModelCalls,
         name: str,
+        find: FindRequest,
         sock: CallSocket,
         on_close: Callable[[CallingProcess], None],
     ) -> None:
-        self.name = name
+        self.name, self._find = name, find
         self._calls, self._sock, self._on_close = calls, sock, on_close
         self._under_way: dict[int, CalledRequest] = {}
         #: What sends each message, and the number of its call or question, or 0.
@@ -210,7 +217,7 @@ class CallingProcess:
             found: CallAnswer
             parents = self._calls.parents
             try:
-                found = await parents.client_requests(self.name, asked.requests)
+                found = await parents.client_requests(self._find, asked.requests)
             except EngineError as error:
                 found = error
             except Exception as error:  # the model waits for an answer
@@ -236,13 +243,13 @@ class CallingProcess:
         self._calls.graph.add(self.name, model)
 
     def parents(self, numbers: Sequence[int]) -> list[ParentRequest | None]:
-        return self._calls.parents.of(self.name, numbers)
+        return self._calls.parents.of(self._find, numbers)
 
     def client_request(self, numbers: Sequence[int]) -> ClientRequest | int:
-        return self._calls.parents.first_client_request(self.name, numbers)
+        return self._calls.parents.first_client_request(self._find, numbers)
 
     async def client_requests(self, numbers: Sequence[int]) -> Sequence[ClientRequest]:
-        return await self._calls.parents.client_requests(self.name, numbers)
+        return await self._calls.parents.client_requests(self._find, numbers)
 
     def respond(self, message: ModelCall, outputs: Mapping[str, Tensor]) -> None:
         send = partial(self._sock.answer, message.number, outputs, True)

@@ -11,14 +11,16 @@ import orjson
 from app.observe.journal import NestedCall
 from app.serving.calls.parent_request import (
     ClientRequest,
+    FindRequest,
     ParentRequest,
     RemoteParents,
     parent_of,
 )
-from app.serving.table import ModelTable
-from engine import ModelRunner, process_of
+from engine import process_of
 
 NOBODY: ClientRequest = ("", "", "")
+#: The server itself, on a server with keys.
+OWN: ClientRequest = ("", "", '{"key":""}')
 
 
 def owners_in(stated: str) -> set[str]:
@@ -62,46 +64,57 @@ class RemoteParent:
         self._others.add_nested_call(self._number, call)
 
 
+class OwnRequest:
+    """A request of the server itself, for a warm-up."""
+
+    def client_request(self) -> ClientRequest:
+        return OWN
+
+    def add_nested_call(self, call: NestedCall) -> None:
+        """Do nothing: no client sees the call."""
+
+
 class ParentRequests:
     """Clients behind the requests to the models of a gateway.
 
-    `others` know the requests of other processes.
+    `others` know the requests of other processes. `has_keys` says that requests belong
+    to keys.
     """
 
-    def __init__(self, table: ModelTable, others: RemoteParents) -> None:
-        self._table, self._others = table, others
+    def __init__(self, others: RemoteParents, *, has_keys: bool) -> None:
+        self._others = others
+        self._without_client = OwnRequest() if has_keys else None
 
-    def of(self, model: str, numbers: Iterable[int]) -> list[ParentRequest | None]:
+    def of(
+        self, find: FindRequest, numbers: Iterable[int]
+    ) -> list[ParentRequest | None]:
         """Return the clients of the requests with these numbers; None for one that has
         ended.
         """
-        runners = [entry.runner for entry in self._table.entries(model)]
         found: list[ParentRequest | None] = []
         for number in numbers:
             if process_of(number) != os.getpid():
                 found.append(RemoteParent(number, self._others))
                 continue
-            requests = (
-                runner.request_of(number)
-                for runner in runners
-                if isinstance(runner, ModelRunner)
-            )
-            request = next(filter(None, requests), None)
-            found.append(None if request is None else parent_of(request.on_done))
+            request = find(number)
+            if request is None:
+                found.append(None)
+            else:
+                found.append(parent_of(request.on_done) or self._without_client)
         return found
 
     def first_client_request(
-        self, model: str, numbers: Iterable[int]
+        self, find: FindRequest, numbers: Iterable[int]
     ) -> ClientRequest | int:
         """Return the first client whose request has not ended."""
-        found = self.of(model, numbers)
+        found = self.of(find, numbers)
         return next((one.client_request() for one in found if one is not None), NOBODY)
 
     async def client_requests(
-        self, model: str, numbers: Iterable[int]
+        self, find: FindRequest, numbers: Iterable[int]
     ) -> tuple[ClientRequest, ...]:
         """Return all clients, including those of other processes."""
-        found = self.of(model, numbers)
+        found = self.of(find, numbers)
         clients = [
             await one.all_clients()
             if isinstance(one, CallOfModel)
