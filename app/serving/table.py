@@ -193,10 +193,6 @@ class ModelTable:
         for name in self._entries:
             self._on_change(name)
 
-    def remove(self, name: str) -> None:
-        """Remove a model; do nothing if it is missing."""
-        self.publish(name, ())
-
     def entries(self, name: str) -> tuple[ModelEntry, ...]:
         return self._entries.get(name, ())
 

@@ -425,7 +425,7 @@ async def test_a_model_that_goes_while_the_body_comes() -> None:
     client.push(b'{"inputs":', more=True)
     task = asyncio.create_task(client.run())
     await client.asked(2)
-    app.service.models.remove("m")
+    app.service.models.publish("m", ())
     client.push(b'{"x":[1,2]}}', more=False)
     await task
     assert client.status == 404

@@ -45,8 +45,8 @@ def test_publishing_replaces_all_versions() -> None:
         "/v2/models/m/infer",
         "/v2/models/m/versions/3/infer",
     ]
-    table.remove("m")
-    table.remove("m")
+    table.publish("m", ())
+    table.publish("m", ())
     assert len(table) == 1
     assert all("/other/" in path for path in table.paths)
     table.publish("other", [])
@@ -91,6 +91,6 @@ def test_every_change_is_reported() -> None:
     table = ModelTable(on_change=told.append)
     table.publish("m", entries("1"))
     table.publish("other", entries("1", name="other"))
-    table.remove("m")
+    table.publish("m", ())
     table.all_changed()
     assert told == ["m", "other", "m", "other"]
