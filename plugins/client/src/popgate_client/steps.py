@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
@@ -76,14 +77,14 @@ class Options:
             self._set(*_socket_of(self.url), "localhost", secure=False)
             return
         url = self.url if "://" in self.url or ":/" in self.url else f"//{self.url}"
+        object.__setattr__(self, "url", without_credentials(self.url))
         try:
             parts = urlsplit(url, scheme="http")
             port = parts.port
         except ValueError as e:
             raise InvalidRequest(f"{self.url}: {e}") from None
-        user, at, host = parts.netloc.rpartition("@")
+        _, at, host = parts.netloc.rpartition("@")
         if at:
-            object.__setattr__(self, "url", self.url.replace(user + at, "", 1))
             self._authorize(parts.username or "", parts.password or "")
         is_whole = not (parts.query or parts.fragment)
         if parts.scheme not in ("http", "https") or not (parts.hostname and is_whole):
@@ -109,6 +110,13 @@ class Options:
         check_headers([*self.headers, ("Host", host), ("Path", base)])
         if any(c.isspace() for c in base):
             raise InvalidRequest(f"{self.url}: the path must not contain a space")
+
+
+def without_credentials(url: str) -> str:
+    """Return the URL of a server without a user and password, for messages."""
+    if url.startswith("unix:"):
+        return url
+    return re.sub(r"^((?:[a-z]+:)?//)?[^/?#]*@", r"\1", url, flags=re.IGNORECASE)
 
 
 def _socket_of(url: str) -> tuple[str, str]:

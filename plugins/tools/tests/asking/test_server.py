@@ -20,6 +20,7 @@ import trustme
 
 from app.config.keys import digest_of
 from popgate_client import Client, ClientError
+from popgate_client.steps import without_credentials
 from tests.app.cli.calls import Call
 from tests.app.served import ServedGateway
 from tests.engine import models
@@ -219,6 +220,19 @@ def test_addresses_that_are_none(popgate: Call) -> None:
         done = popgate("models", "--url", url)
         assert done.code == 2, url
         assert "error:" in done.err
+
+
+def test_passwords_of_urls_are_not_shown(popgate: Call, tmp_path: Path) -> None:
+    for host in ("127.0.0.1:9", "127.0.0.1:99999", "127.0.0.1:9?query"):
+        for command in ("infer", "perf", "models", "top"):
+            url = f"http://jo:secret@{host}"
+            done = popgate(*arguments(command, tmp_path), "--url", url)
+            assert done.code != 0, (command, host)
+            assert f"http://{host}" in done.err, (command, host)
+            assert "secret" not in done.out + done.err, (command, host)
+    for url in ("unix:a@b", "//h@", "http://h/a@b", "h:1"):
+        assert without_credentials(url) == {"//h@": "//"}.get(url, url)
+    assert without_credentials("jo:a@b@h:1/@") == "h:1/@"
 
 
 def test_one_declaration(popgate: Call) -> None:

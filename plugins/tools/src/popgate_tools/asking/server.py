@@ -81,6 +81,13 @@ class Server(OptionGroup):
         ),
     ] = None
 
+    @property
+    def shown_url(self) -> str:
+        """The URL without a user and password, for messages and reports."""
+        from popgate_client.steps import without_credentials
+
+        return without_credentials(self.url)
+
     def client(self, **options: Any) -> Client:
         """Return a client of the server; `options` are those of `Client`.
 
@@ -147,7 +154,7 @@ class Server(OptionGroup):
             )
         else:
             hint = "check --url, and that `popgate serve` runs there"
-        return f"no answer from {self.url}: {said}; {hint}"
+        return f"no answer from {self.shown_url}: {said}; {hint}"
 
     def _options(self) -> dict[str, Any]:
         return {

@@ -111,12 +111,12 @@ def perf(
             target = Target(client, server.context())
             _sweep(target, name, requests, loads, windows, steps)
     except OSError as e:
-        raise CommandError(f"no connection to {server.url}: {e}") from None
+        raise CommandError(f"no connection to {server.shown_url}: {e}") from None
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     about: dict[str, Any] = {
         "measured": datetime.now(UTC).isoformat(" ", "seconds"), "popgate": VERSION,
-        "server": server.url, "model": name, "rows of a request": batch,
+        "server": server.shown_url, "model": name, "rows of a request": batch,
         "seconds of a window": seconds, "cores of the client": os.cpu_count(),
     }  # fmt: skip
     _write(about, steps, json_file, html_file)

@@ -54,7 +54,7 @@ def top(
     console = Console()
     try:
         with server.asking() as client:
-            screen = Screen(client, server.url)
+            screen = Screen(client, server.shown_url)
             screen.refresh()
             time.sleep(interval)
             if once or not console.is_terminal:
