@@ -20,6 +20,7 @@ from popgate_client.errors import (
     ServerError,
     Unavailable,
 )
+from popgate_client.steps import without_credentials
 from popgate_client.tensors import DTYPES, Array, Tensor, array_of, tensor_of
 from popgate_client.texts import Label, Ranked
 from popgate_client.tls import default_context
@@ -50,4 +51,5 @@ __all__ = [
     "array_of",
     "default_context",
     "tensor_of",
+    "without_credentials",
 ]

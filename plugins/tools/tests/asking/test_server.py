@@ -19,8 +19,7 @@ import pytest
 import trustme
 
 from app.config.keys import digest_of
-from popgate_client import Client, ClientError
-from popgate_client.steps import without_credentials
+from popgate_client import Client, ClientError, without_credentials
 from tests.app.cli.calls import Call
 from tests.app.served import ServedGateway
 from tests.engine import models

@@ -84,7 +84,7 @@ class Server(OptionGroup):
     @property
     def shown_url(self) -> str:
         """The URL without a user and password, for messages and reports."""
-        from popgate_client.steps import without_credentials
+        from popgate_client import without_credentials
 
         return without_credentials(self.url)
 
