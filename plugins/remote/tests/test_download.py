@@ -1,6 +1,7 @@
 """One file into the cache, whatever the network does meanwhile.
 
-Covers: plugins/remote/src/popgate_remote/errors.py,
+Covers: plugins/remote/src/popgate_remote/beside.py,
+plugins/remote/src/popgate_remote/errors.py,
 plugins/remote/src/popgate_remote/source.py.
 """
 

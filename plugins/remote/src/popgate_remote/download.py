@@ -10,12 +10,13 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from app.repository.model_sources import FetchStopped, RemoteError
 from app.sizes import size_text
+from popgate_remote.beside import beside
 from popgate_remote.errors import SourceAway, SourceChanged
 from popgate_remote.listing import RemoteFile
 from popgate_remote.source import Source
@@ -84,22 +85,13 @@ class Progress:
             pace = str(self)
         return f"{size_text(self._done)}{of}{share}, {pace}"
 
-    @contextmanager
-    def told(self) -> Iterator[None]:
+    def told(self) -> AbstractContextManager[None]:
         """Log the state regularly until the block ends, even if the download stalls."""
-        done = threading.Event()
+        return beside(self._tell, "popgate-progress")
 
-        def tell() -> None:
-            while not done.wait(self._every):
-                logger.info("%s: %s", self.label, self.state())
-
-        thread = threading.Thread(target=tell, name="popgate-progress", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
+    def _tell(self, done: threading.Event) -> None:
+        while not done.wait(self._every):
+            logger.info("%s: %s", self.label, self.state())
 
     def pause(self, seconds: float) -> None:
         """Wait, or raise `FetchStopped`."""

@@ -10,13 +10,14 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.about import VERSION
 from app.repository.model_sources import RemoteError
+from popgate_remote.beside import beside
 from popgate_remote.errors import NotThere, SourceAway, SourceChanged
 from popgate_remote.listing import MODEL_SUFFIXES, RemoteFile
 from popgate_remote.source import Reading
@@ -49,17 +50,9 @@ class WaitLimit:
             made = info["return_value"].get_extra_info("socket")
             self._sockets = [*(s for s in self._sockets if s.fileno() >= 0), made]
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch the waits of the block from a thread, which cannot be interrupted."""
-        done = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(done,), daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
+    def watching(self) -> AbstractContextManager[None]:
+        """Watch the waits of the block from a thread, as they cannot be interrupted."""
+        return beside(self._watch, "popgate-wait-limit")
 
     def begin(self, request: httpx.Request | None = None) -> None:
         """Begin a wait. Each request of a redirect or an authentication has its own."""
