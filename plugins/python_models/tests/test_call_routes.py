@@ -101,10 +101,10 @@ class Calling:
         until(lambda: self.count >= before + calls)
 
     def goes_past_the_gateway(self) -> bool:
-        """Whether 200 calls let the gateway read the news of a device 20 times at most.
+        """Return whether 200 calls let the gateway call read(2) fewer than 20 times.
 
-        The first calls go through it, until a thread has opened the route: it reads for
-        each of them, or for all that are made at once.
+        The first calls go through the gateway, until a thread has opened the route. The
+        gateway reads an eventfd for each of them, or for all that are made at once.
         """
         before = reads(self._served.process.pid)
         self.go_on(200)
@@ -163,7 +163,7 @@ def counted(gateway: ServedGateway) -> int:
 
 
 def reads(pid: int) -> int:
-    """How often the process has called read(2)."""
+    """Return how often the process has called read(2)."""
     found = re.search(r"syscr: (\d+)", Path(f"/proc/{pid}/io").read_text())
     assert found is not None
     return int(found[1])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from build_popef import FEED_LENGTH, build_accumulator, build_feed
+from build_popef import FEED_LENGTH, add_executable, build_accumulator, build_feed
 
 from engine.programs import executable as ex
 from popef_io import (
@@ -62,9 +62,8 @@ def build_last(folder: Path) -> Path:
     flow = ProgramFlow((0,), (1,), (2,))
     path = folder / "last.popef"
     with Writer(path) as writer:
-        writer.write(Metadata("last", anchors=anchors, program_flow=flow))
-        with writer.create_executable("last") as blob:
-            blob.write(executable.encode())
+        metadata = Metadata("last", anchors=anchors, program_flow=flow)
+        add_executable(writer, metadata, executable)
     return path
 
 
