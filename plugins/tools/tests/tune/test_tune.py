@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,8 +141,8 @@ def test_control_c_leaves_nothing(folder: Path) -> None:
 
 def test_its_server_ends_with_it_however_it_is_killed(folder: Path) -> None:
     command = [*POPGATE, "tune", "affine", "-m", str(folder), "--p99", "30s", "--force"]
-    with subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, "TMPDIR": str(folder.parent)},
+    with tempfile.TemporaryDirectory() as place, subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, "TMPDIR": place},
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -150,7 +151,7 @@ def test_its_server_ends_with_it_however_it_is_killed(folder: Path) -> None:
         servers = [int(pid) for pid in of_it.split()]
         assert len(servers) == 1
         process.kill()
-    until(lambda: all(map(is_gone, servers)), servers)
+        until(lambda: all(map(is_gone, servers)), servers)
 
 
 def test_what_is_written(running: ServedGateway) -> None:
