@@ -125,8 +125,10 @@ def test_flush_callback(
     runner = model_runtime.ModelRunner(str(folder / "iterations.popef"), config)
     result = runner.execute({"input": numbers(3, 4) + 7})
     np.testing.assert_array_equal(result["output"], (numbers(3, 4) + 7) * 2 + 1)
-    # Three batches were missing, and each answer brought one.
-    assert asked == ["input"] * 4
+    # Three batches were missing, and each answer brought one. On a busy machine it is
+    # asked again before the device has an answer; what is too much is dropped.
+    assert len(asked) >= 4
+    assert set(asked) == {"input"}
     np.testing.assert_array_equal(dummy, numbers(3, 4) * 2 + 1)
 
 

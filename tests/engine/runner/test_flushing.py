@@ -116,9 +116,11 @@ def test_the_callback_supplies_the_missing_rows(
         # Its rows ran with ours; their results come with the same batch.
         assert runner.drain(30)
         np.testing.assert_array_equal(outputs, expected)
-        assert asked == ["input"]
+        # On a busy machine it is asked again before the device has its rows.
+        assert set(asked) == {"input"}
+        asked.clear()
         assert runner.execute({"input": numbers(4)})["output"].shape == (4, 4)
-        assert asked == ["input"]  # nothing was missing
+        assert not asked  # nothing was missing
 
 
 def test_a_callback_that_changes_nothing_is_asked_again(

@@ -56,7 +56,7 @@ def main():
 
     runner = runner_of(args.popef, timeout_ns=10_000_000, flush_callback=flush)
     check(runner, 1)
-    assert asked == ["input"], asked
+    assert set(asked) == {"input"}, asked  # twice if the machine is busy
     print("flush_callback was called for", asked)
     print("Success: exiting")
 
