@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -18,7 +17,7 @@ import httpx
 from app.plugins import REGIONS, TRACERS, plugin_names
 from app.repository.model_sources import RemoteCaches
 from tests.engine import models
-from tests.support import WAIT
+from tests.support import WAIT, until
 from tests.warm import children
 
 POPGATE = [sys.executable, "-c", "from app.cli import main; main()"]
@@ -175,14 +174,19 @@ class ServedGateway:
 
     def until(self, path: str, status: int) -> httpx.Response:
         """Asks until `path` answers with `status`."""
-        end = time.monotonic() + WAIT
-        while True:
-            response = self.client.get(path)
-            if response.status_code == status:
-                return response
-            assert time.monotonic() < end, f"{path}: {response.text}\n{self.output}"
-            assert self.process.poll() is None, self.output
-            threading.Event().wait(0.01)  # the server needs the core more
+        responses: list[httpx.Response] = []
+
+        def has_answered() -> bool:
+            responses[:] = [self.client.get(path)]
+            return responses[0].status_code == status
+
+        try:
+            until(has_answered)
+        except Exception as error:
+            error.add_note(f"{path}: {[each.text for each in responses]}")
+            error.add_note(self.output)
+            raise
+        return responses[0]
 
     def infer(self, name: str, **inputs: Any) -> Any:
         """The outputs of a request in JSON, by name, as flat lists."""

@@ -8,7 +8,6 @@ Covers: plugins/onnx/src/popgate_onnx/compiler/process.py,
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from popgate_onnx.compiler import CompileOptions, compile_model
 from tests.app.served import ServedGateway, add, run_popgate
 from tests.app.test_serving import alive
 from tests.engine.loops import NOTHING, looping, write
+from tests.support import until
 
 WAIT = 60.0
 ROW = [[1.0, 2.0, 3.0, 4.0]]
@@ -81,13 +81,6 @@ def greedy(path: Path) -> Path:
 def save(graph: onnx.GraphProto, path: Path) -> Path:
     onnx.save(model_of(graph), path)
     return path
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def is_gone(pid: int) -> bool:

@@ -9,16 +9,14 @@ import os
 import signal
 import subprocess
 import textwrap
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from engine.devices.device_lock import try_claim
 from tests.engine import models
-from tests.support import is_gone
+from tests.support import is_gone, until
 from tests.warm import forked
 
 ROOT = Path(__file__).parents[4]
@@ -42,14 +40,6 @@ path = sys.argv[1]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.affine(tmp_path_factory.mktemp("fork") / "m.popef", batch_size=2)
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for a condition; the pause only keeps the wait from burning a core."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        threading.Event().wait(0.005)
 
 
 def command(script: str, model: Path) -> list[str]:
