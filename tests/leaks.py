@@ -55,6 +55,8 @@ class LeakCheck:
 
     def __init__(self) -> None:
         self._allowed: Counter[str] = Counter()
+        #: What was held behind the test before, where that is known.
+        self._held: Held | None = None
         self._is_keeping = False
         self._failed = False
         self._left: list[str] = []
@@ -62,7 +64,8 @@ class LeakCheck:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self) -> Generator[None, object, object]:
-        self._allowed = look().counts
+        self._allowed = (self._held or look()).counts
+        self._held = None
         self._failed = False
         return (yield)
 
@@ -101,8 +104,13 @@ class LeakCheck:
     def pytest_runtest_teardown(self) -> Generator[None, object, object]:
         result = yield
         # A failed test's frames live on in its report, with all that they hold.
-        if not self._failed and (left := left_over(self._allowed)):
-            pytest.fail(f"the test leaves behind: {_listed(left)}", pytrace=False)
+        if self._failed:
+            return result
+        self._held = look()
+        if self._held.beyond(self._allowed):
+            self._held = None
+            if left := left_over(self._allowed):
+                pytest.fail(f"the test leaves behind: {_listed(left)}", pytrace=False)
         return result
 
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -145,15 +153,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def left_over(allowed: Counter[str]) -> Counter[str]:
     """Return what is held beyond `allowed`, once what is ending has had time to end."""
-    if not (left := look().beyond(allowed)):
-        return left
+    # A thread that ends needs no collection, which takes longer than most tests.
+    if not _wait_for(lambda: look().beyond(allowed), 0.05):
+        return Counter()
     gc.collect()
     return _wait_for(lambda: look().beyond(allowed))
 
 
-def _wait_for(look: Callable[[], T]) -> T:
+def _wait_for(look: Callable[[], T], patience: float = PATIENCE) -> T:
     """Return what `look` finds: nothing, or what is still there when time is up."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + patience
     pause = 0.01  # longer each time, because looking takes processor time
     while (left := look()) and time.monotonic() < end:
         threading.Event().wait(pause)
