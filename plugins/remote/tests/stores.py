@@ -130,6 +130,8 @@ def _pump(client: socket.socket, server: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := client.recv(1 << 16):
             server.sendall(data)
+    # Also behind a client that resets its connection: the way back waits for this.
+    with contextlib.suppress(OSError):
         server.shutdown(socket.SHUT_WR)
 
 
