@@ -7,7 +7,7 @@ takes ten times as long to construct.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from app.errors import InvalidRequest, InvalidTensor
@@ -80,13 +80,15 @@ class InferRequest:
     is the highest, 0 the model's default. `owner` is the name of the key that sent the
     request: empty without a key, None if the server has no keys. `rows` is the batch
     size of a batched model and 1 for every other. `null_is_nan` is False if the request
-    refuses null in float inputs.
+    refuses null in float inputs. A scheduler calls `count_memory` with the bytes that
+    it makes of the request, if it is set; it raises `TransferMemoryFull`.
     """
 
     __slots__ = (
         "binary",
         "binary_by_name",
         "classes",
+        "count_memory",
         "encoding",
         "extents",
         "held",
@@ -120,6 +122,7 @@ class InferRequest:
         self.nan = _LITERAL
         self.null_is_nan = True
         self.owner: str | None = None
+        self.count_memory: Callable[[int], None] | None = None
         self.timeout: float | None = None
         self.priority = 0
         self.rows = 1

@@ -289,6 +289,7 @@ class EventCall(AsgiCall):
             )
             raise InvalidRequest(msg)
         request.owner = self.owner()
+        request.count_memory = self.count_body
         scheduler = entry.scheduler
         if isinstance(scheduler, ResponseScheduler):
             return scheduler.stream(request, self.deadline, self._put, self._ended)

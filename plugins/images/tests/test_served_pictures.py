@@ -101,6 +101,22 @@ def decoders_of(served: ServedGateway) -> set[int]:
     return found
 
 
+def test_pictures_count_as_what_they_become(tmp_path: Path) -> None:
+    """A file of 100 bytes becomes 3 MiB here; four of them are more than there is."""
+    (tmp_path / "large" / "1").mkdir(parents=True)
+    graph = onnx.parser.parse_model(GRAPH.replace("32,32", "512,512"))
+    onnx.save(graph, tmp_path / "large" / "1" / "model.onnx")
+    (tmp_path / "large" / "config.toml").write_text(CONFIG)
+    with ServedGateway(tmp_path, "--transfer-memory", "8MiB").wait_ready() as gateway:
+        files = [("image", ("a.png", RED))]
+        refused = post(gateway, "large", files=files * 4)
+        assert refused.status_code == 503
+        assert refused.json()["code"] == "transfer_memory_full"
+        assert best(post(gateway, "large", files=files * 2))[0] == "red"
+        held = "popgate_transfer_memory_bytes 0"
+        until(lambda: held in gateway.client.get("/metrics").text.splitlines())
+
+
 def test_a_file_as_body(served: ServedGateway, tmp_path: Path) -> None:
     assert best(post(served, content=GREEN))[0] == "green"
     typed = {"content-type": "image/png"}

@@ -7,6 +7,7 @@ with numbers pass unchanged. Belongs to the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -73,7 +74,9 @@ class PictureScheduler:
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
     ) -> Submitted:
-        """Run a request. Raises `InvalidTensor`, and the runner's errors."""
+        """Run a request. Raises `InvalidTensor`, `TransferMemoryFull`, and the runner's
+        errors.
+        """
         given = request.inputs.get(self._tensor.name)
         if given is None or given.data_type is not DataType.STRING:
             return self._runner.submit(
@@ -84,6 +87,8 @@ class PictureScheduler:
             )
         pictures = strings_of(given)
         self._check(pictures)
+        if request.count_memory is not None:
+            request.count_memory(len(pictures) * self.plan.nbytes)
         run = PictureRun(request, deadline, on_done)
         loop = asyncio.get_running_loop()
         run.decoding = loop.create_task(self._decode(pictures))
@@ -107,18 +112,27 @@ class PictureScheduler:
 
     async def _decode(self, pictures: Sequence[bytes]) -> Tensor:
         """Return the numbers of all pictures. Raises InvalidTensor and HttpError."""
-        numbered = enumerate(pictures)
+        waiting = deque(enumerate(pictures))
+        parts = [b""] * len(waiting)
+
+        async def decode_next() -> None:
+            while waiting:
+                number, picture = waiting.popleft()
+                try:
+                    parts[number] = await self._decode_one(number, picture)
+                except Exception:
+                    waiting.clear()  # the request has failed
+                    raise
+
         # The places of others come between, however many pictures this request has.
-        turns = asyncio.Semaphore(MOST)
-        found = await asyncio.gather(
-            *[self._decode_one(number, picture, turns) for number, picture in numbered],
-            return_exceptions=True,  # a bad picture does not end the others
+        # Tasks for all of them would take more memory than a small body does.
+        ended = await asyncio.gather(
+            *[decode_next() for _ in range(min(MOST, len(waiting)))],
+            return_exceptions=True,  # those that are decoded now end first
         )
-        parts: list[bytes] = []
-        for one in found:
-            if isinstance(one, BaseException):
+        for one in ended:
+            if one is not None:
                 raise one
-            parts.append(one)
         plan = self.plan
         sides: tuple[int, ...] = (plan.height, plan.width)
         dims = (
@@ -129,13 +143,10 @@ class PictureScheduler:
         shape = (len(parts), *dims) if self._has_rows else dims
         return Tensor(self._tensor.data_type, shape, parts, len(parts) * plan.nbytes)
 
-    async def _decode_one(
-        self, number: int, picture: bytes, turns: asyncio.Semaphore
-    ) -> bytes:
+    async def _decode_one(self, number: int, picture: bytes) -> bytes:
         where = f"picture {number} of input '{self._tensor.name}'"
         try:
-            async with turns:
-                return await decoders().decode(picture, self._written, self.plan)
+            return await decoders().decode(picture, self._written, self.plan)
         except InvalidTensor as error:
             raise InvalidTensor(f"{where}: {error}") from None
         except HttpError as error:
