@@ -427,7 +427,6 @@ SET_FROM_OUTSIDE = {
         "binary binary_by_name classes extents nan null_is_nan outputs parameters"
         " priority timeout"
     ),
-    "app/http/asgi_call.py": "owner",
     "app/http/connection/cycle.py": "keep_alive",
     "app/http/connection/dispatch.py": "arrived is_large key",
     "app/http/connection/protocol.py": "idle_since keep_alive key",
@@ -435,7 +434,7 @@ SET_FROM_OUTSIDE = {
         "arrived body http_version is_done is_large key method peer scheme url_path"
     ),
     "app/http/server.py": "logger",
-    "app/serving/call.py": "held owner priority",
+    "app/serving/call.py": "held priority",
     "engine/runner/admission.py": "seen since",
     "engine/runner/channel_rings.py": "slot submitted_ns",
     "engine/runner/in_flight.py": "compute_ns queue_ns rows",

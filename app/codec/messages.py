@@ -127,6 +127,10 @@ class InferRequest:
         self.priority = 0
         self.rows = 1
 
+    def belong_to(self, owner: str | None, count_memory: Callable[[int], None]) -> None:
+        """Set the key that sent the request, and what counts the memory it takes."""
+        self.owner, self.count_memory = owner, count_memory
+
     def over(self, inputs: dict[str, Tensor]) -> InferRequest:
         """Return a copy of the request with other inputs."""
         twin = InferRequest(inputs, self.encoding)

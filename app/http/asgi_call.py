@@ -288,8 +288,7 @@ class EventCall(AsgiCall):
                 "in shared memory"
             )
             raise InvalidRequest(msg)
-        request.owner = self.owner()
-        request.count_memory = self.count_body
+        request.belong_to(self.owner(), self.count_body)
         scheduler = entry.scheduler
         if isinstance(scheduler, ResponseScheduler):
             return scheduler.stream(request, self.deadline, self._put, self._ended)

@@ -437,8 +437,7 @@ class Call(CallState):
     def _submit(self, entry: ModelEntry, request: InferRequest) -> Submitted:
         """Submit the request. Raise the error for the answer if that fails."""
         if entry.scheduler is not None:
-            request.owner = self.owner()
-            request.count_memory = self.count_body
+            request.belong_to(self.owner(), self.count_body)
             return entry.scheduler.submit(request, self.deadline, self.done)
         return entry.runner.submit(
             request.inputs,

@@ -79,6 +79,25 @@ def test_what_is_too_much_is_refused_in_each_form(
     assert answer.json()["error_type"] == "Validation"
 
 
+def test_tokens_count_as_the_memory_that_they_take(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Texts of 65 KB become tokens of 1.6 MB, and a vector for each takes more."""
+    root = tmp_path_factory.mktemp("models")
+    embedding_folder(root / "unit" / "1")
+    options = ("--devices", "cpu:1", "--transfer-memory", "1500KiB")
+    with ServedGateway(root, *options).wait_ready() as gateway:
+        for path, count, status in (
+            ("embed", 512, 503), ("embed", 256, 200), ("embed_all", 256, 503),
+        ):  # fmt: skip
+            body = {"inputs": ["a " * 63] * count}
+            answer = gateway.client.post(f"/v1/models/unit/{path}", json=body)
+            assert answer.status_code == status, (path, count, answer.text)
+            assert status == 200 or "--transfer-memory" in answer.json()["error"]
+        held = "popgate_transfer_memory_bytes 0"
+        until(lambda: held in gateway.client.get("/metrics").text.splitlines())
+
+
 def test_token_ids_have_the_same_limits(served: ServedGateway) -> None:
     for ids, why in (
         ([[5] * 20] * 3, "the request has more than 40 tokens"),

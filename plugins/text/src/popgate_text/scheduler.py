@@ -46,6 +46,8 @@ WRONG_KIND: Final = "wrong_model_kind"
 MOST_VECTOR_BYTES: Final = 64 << 20
 #: Most bytes that are tokenized in the event loop: a thread's detour takes as long.
 AT_ONCE: Final = 1024
+#: About as many bytes has a token in `Encoded`: two places, and a number.
+_TOKEN_BYTES: Final = 48
 #: More rows than this are joined in a thread.
 JOINED_AT_ONCE: Final = 64
 #: The tokens of all texts, and the nanoseconds that took.
@@ -129,6 +131,7 @@ class TextRun(Pending):
     ) -> None:
         super().__init__({}, deadline, on_done, request.priority)
         self.options = options
+        self.count_memory = request.count_memory
         self.counts = TokenCounts()
         self._scheduler = scheduler
         self._held = 0
@@ -228,7 +231,9 @@ class TextScheduler:
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
     ) -> TextRun:
-        """Run a request. Raises `InvalidRequest`, and the runner's errors."""
+        """Run a request. Raises `InvalidRequest`, `TransferMemoryFull`, and the
+        runner's errors.
+        """
         options = options_of(request)
         run = TextRun(request, options, deadline, on_done, self)
         given = request.inputs.get(TEXT) or request.inputs.get(ALIAS)
@@ -370,6 +375,9 @@ class TextScheduler:
         run.options.tokens = [len(row.ids) for row in rows]
         run.options.tokenizing_ns = run.counts.tokenizing_ns = tokenizing_ns
         run.results = [None] * len(rows)
+        if run.count_memory is not None:
+            vector = self._vector_bytes if run.options.all_tokens else 0
+            run.count_memory(sum(run.options.tokens) * (_TOKEN_BYTES + vector))
         self.feeding.begin(run)
 
     def feed(self, run: TextRun) -> bool:
