@@ -1,6 +1,7 @@
 """Sequences: order, state, what begins and ends one, and the bounds.
 
-Covers: app/config/stateful_config.py.
+Covers: app/config/stateful_config.py,
+plugins/stateful/src/popgate_stateful/state_memory.py.
 """
 
 from __future__ import annotations
@@ -61,6 +62,19 @@ class Summed:
         return int(self.inputs[name].numpy().item())
 
 
+class Collected(Summed):
+    """A run of after = (before, x), which grows by a row with each request."""
+
+    def resolve(self, error: EngineError | None = None) -> None:
+        if error is None and not self.done:
+            self.done = True
+            both = [self.inputs[name].numpy() for name in ("before", "x")]
+            after = Tensor.from_numpy(np.concatenate(both))
+            self.outputs = {"y": self.inputs["x"], "after": after}
+            self._on_done(self)
+        super().resolve(error)
+
+
 class Summer:
     """A runner of after = before + x; tests say when a run is done."""
 
@@ -68,6 +82,7 @@ class Summer:
         self.runs: list[Summed] = []
         self.refuse: EngineError | None = None
         self.at_once = False
+        self.kind = Summed
 
     def submit(
         self,
@@ -79,7 +94,7 @@ class Summer:
     ) -> Summed:
         if self.refuse is not None:
             raise self.refuse
-        run = Summed(inputs, on_done)
+        run = self.kind(inputs, on_done)
         self.runs.append(run)
         if self.at_once:
             run.resolve()
@@ -157,6 +172,46 @@ def run(test: Callable[[], Any]) -> None:
             await result
 
     asyncio.run(main())
+
+
+def test_states_that_grow_have_a_limit_together() -> None:
+    """Of 8 bytes for each request, beside the 8 bytes that each begins with."""
+
+    async def test() -> None:
+        client = Client(max_state_bytes=48, max_sequences=4, max_idle=0.2)
+        client.runner.kind, client.runner.at_once = Collected, True
+        for x, flags in ((1, "s"), (2, ""), (3, "")):
+            client.ask(1, x, flags)
+        client.ask(2, 5, "s")
+        assert client.answers == [1, 2, 3, 5]
+        client.ask(1, 4)
+        assert client.answers.pop() == "QueueFull"
+        assert client.runner.runs[-1].inputs["before"].shape == (4, 1)
+        client.ask(1, 4, "e")  # whose state nobody needs
+        for x in (6, 7, 8):
+            client.ask(2, x)
+        assert client.answers[4:] == [4, 6, 7, 8]
+        client.ask(3, 9, "s")
+        assert client.answers.pop() == "QueueFull"
+        while len(client.scheduler):  # noqa: ASYNC110 - idle ones make room, too
+            await asyncio.sleep(0.01)
+        for x, flags in ((1, "s"), (2, ""), (3, ""), (4, "")):
+            client.ask(4, x, flags)
+        assert client.answers[8:] == [1, 2, 3, 4]
+
+    run(test)
+
+
+def test_states_that_do_not_grow_always_have_room() -> None:
+    def test() -> None:
+        client = Client(max_state_bytes=0, max_sequences=3)
+        client.runner.at_once = True
+        for identifier in (1, 2, 3):
+            client.ask(identifier, identifier, "s")
+            client.ask(identifier, 1)
+        assert client.answers == [1, 2, 2, 3, 3, 4]
+
+    run(test)
 
 
 def test_what_requests_see() -> None:

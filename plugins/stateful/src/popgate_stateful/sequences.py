@@ -28,6 +28,7 @@ from app.sizes import counted
 from app.spec import ModelSpec
 from engine import EngineError, QueueFull, Tensor
 from popgate_stateful.sequence_slots import SequenceSlots, count_down
+from popgate_stateful.state_memory import StateMemory
 from popgate_stateful.state_tensors import Control, States
 
 SequenceId: TypeAlias = int | str
@@ -77,7 +78,7 @@ class SequenceRequest(Pending):
 
 
 class LiveSequence:
-    """One live sequence: its state, the running request, the waiting requests."""
+    """One live sequence: the running request, and the waiting requests."""
 
     __slots__ = (
         "controls",
@@ -88,7 +89,6 @@ class LiveSequence:
         "last_used",
         "owner",
         "running",
-        "state",
         "still_waiting",
         "waiting",
     )
@@ -99,7 +99,6 @@ class LiveSequence:
         self.owner = owner
         self.id = identifier
         self.controls = controls
-        self.state: dict[str, Tensor] = {}
         # Whether another request may follow the last one received.
         self.is_open = False
         # Whether its first request has run or was able to run.
@@ -157,7 +156,8 @@ class SequenceScheduler(StatefulScheduler):
     ) -> None:
         self.config = config
         self._runner = runner
-        self._states = States(spec, config.state, folder, model_folder)
+        states = States(spec, config.state, folder, model_folder)
+        self._memory: StateMemory[LiveSequence] = StateMemory(states, config)
         free = config.max_active * instances if config.max_active else None
         self._slots: SequenceSlots[LiveSequence] = SequenceSlots(free, self._run_next)
         self._controls = {
@@ -165,8 +165,8 @@ class SequenceScheduler(StatefulScheduler):
             for role, name in config.controls.items()
         }
         hidden = {c.name for c in self._controls.values()}
-        hidden |= self._states.initial.keys()
-        super().__init__(spec.without(hidden, self._states.outputs))
+        hidden |= states.initial.keys()
+        super().__init__(spec.without(hidden, states.outputs))
         self._sequences: OrderedDict[tuple[Owner, SequenceId], LiveSequence] = (
             OrderedDict()
         )
@@ -244,6 +244,7 @@ class SequenceScheduler(StatefulScheduler):
 
     def _drop(self, sequence: LiveSequence) -> None:
         """Forget an ended sequence, and give its slot to another one."""
+        self._memory.forget(sequence)
         name = sequence.owner, sequence.id
         if self._sequences.get(name) is sequence:
             del self._sequences[name]
@@ -324,12 +325,13 @@ class SequenceScheduler(StatefulScheduler):
 
     def _run(self, sequence: LiveSequence, mine: SequenceRequest) -> None:
         """Submit a request to the runner. Raises the runner's errors."""
-        before = sequence.state
+        before = self._memory.of(sequence)
         if mine.start:
-            sequence.state = self._states.initial
+            self._memory.begin(sequence)
             sequence.is_begun = True
         sequence.running = mine
-        inputs = {**mine.inputs, **sequence.controls, **sequence.state}
+        state = self._memory.of(sequence).tensors
+        inputs = {**mine.inputs, **sequence.controls, **state}
         for role, on in (("start", mine.start), ("end", mine.end)):
             if role in self._controls:
                 control = self._controls[role]
@@ -343,7 +345,7 @@ class SequenceScheduler(StatefulScheduler):
             )
         except BaseException:
             sequence.running = None
-            sequence.state = before
+            self._memory.keep(sequence, before)
             raise
 
     def _done(
@@ -353,12 +355,11 @@ class SequenceScheduler(StatefulScheduler):
         error: Exception | None = inner.error
         try:
             mine.queue_ns, mine.compute_ns = inner.queue_ns, inner.compute_ns
-            mine.batch_rows = inner.batch_rows
-            mine.device_id = inner.device_id
+            mine.batch_rows, mine.device_id = inner.batch_rows, inner.device_id
             if error is None:
-                outputs = inner.outputs
-                sequence.state = self._states.after(outputs)
-                mine.outputs = outputs
+                if not mine.end:
+                    self._memory.go_on(sequence, inner.outputs)
+                mine.outputs = inner.outputs
         except Exception as raised:
             error = raised
         # Each step runs even if the one before it raises, because others wait behind
@@ -371,7 +372,8 @@ class SequenceScheduler(StatefulScheduler):
     def _settle(self, sequence: LiveSequence, mine: SequenceRequest) -> None:
         """Update the sequence after a request has ended, successfully or not."""
         if mine.end:
-            sequence.state, sequence.is_begun = {}, False
+            self._memory.forget(sequence)
+            sequence.is_begun = False
         if sequence.waiting or (sequence.is_open and sequence.is_begun):
             self._touch(sequence)
         else:
