@@ -1,6 +1,7 @@
 """Shared memory that requests may name, from a plugin of the group `popgate.regions`.
 
-Everything here belongs to the event loop's thread, except `Region.read`.
+Everything here belongs to the event loop's thread, except `Region.read` and
+`HeldRegions.put`.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from app.codec.chunks import Chunks
 from app.codec.inputs import Input
+from app.codec.memory_check import reserve_copy
 from app.codec.messages import InferRequest, Reply, count_rows, new_request
 from app.codec.request_options import (
     extent_of,
@@ -262,7 +263,7 @@ class DocumentReader:
         accepted: Any,
     ) -> Tensor:
         """Return the tensor of an input in shared memory: a copy of its present
-        content.
+        content. Raises `TakesLong` for a large one on the event loop.
         """
         if self._regions is None:
             raise not_allowed()
@@ -276,6 +277,7 @@ class DocumentReader:
                 "Use --http-max-input-size to increase the limit."
             )
             raise BodyTooLarge(msg)
+        reserve_copy(extent.byte_size, request.region_bytes)
         region = self._regions.find(extent.region)
         data = region.read(extent.offset, extent.byte_size)
         request.read_from = (*request.read_from, region)

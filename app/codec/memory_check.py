@@ -15,6 +15,8 @@ import mmap
 import threading
 from collections.abc import Callable, Iterator
 
+#: Most bytes that are copied on the event loop: less than a millisecond.
+COPIED_AT_ONCE = 1 << 20
 #: For at most this many bytes no memory is reserved.
 _SMALL = 1 << 20
 # Without MAP_NORESERVE the kernel compares with the memory of the machine instead of
@@ -43,6 +45,22 @@ def reserve(size: int) -> None:
     take = getattr(_local, "take", None)
     if take is not None:
         take(size)
+
+
+class TakesLong(Exception):
+    """Work takes too long for the event loop: it has to run in a thread, within
+    `reserving`.
+    """
+
+
+def reserve_copy(size: int, total: int) -> None:
+    """Report `size` bytes that are about to be copied, `total` with earlier ones.
+
+    Raises `TakesLong` on the event loop, if they are more than `COPIED_AT_ONCE`.
+    """
+    if total > COPIED_AT_ONCE and getattr(_local, "take", None) is None:
+        raise TakesLong
+    reserve(size)
 
 
 def ensure_room(size: int) -> None:

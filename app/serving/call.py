@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from time import monotonic_ns
 
+from app.codec.memory_check import TakesLong
 from app.codec.messages import Body, InferRequest, Refusal, Response
 from app.codec.model import DECODED_AT_ONCE
 from app.errors import InvalidRequest, Row, row_of
@@ -358,6 +359,8 @@ class Call(CallState):
                     body,
                 )
             self._queue(entry, request)
+        except TakesLong:
+            self.body, self._preparing = body, asyncio.create_task(self._prepare())
         except Exception as error:
             self.fail(error)
 
@@ -390,7 +393,7 @@ class Call(CallState):
             decoding = Decoding(service, self.path, headers, self.form, self.follow)
             request = await decoding.run(entry, body, latest)
             more = sum([one.nbytes for one in request.inputs.values()])
-            more -= sum(map(len, body))
+            more -= sum(map(len, body)) + request.region_bytes
             if more > 0:
                 self.count_body(more)
             self._preparing = None
@@ -408,6 +411,7 @@ class Call(CallState):
         if regions is not None and (request.extents or request.read_from):
             read, owner = request.read_from, self.owner()
             request.held = regions.hold(request.extents, read, owner)
+            self.count_body(request.region_bytes)
         timeout, most = self.service.timeout, entry.max_timeout
         wanted = request.timeout
         if wanted is None and b"x-request-timeout" in self.headers:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from app.background import DaemonPool
 from app.codec.compression import Coding, compress, inflate, inflate_small
-from app.codec.memory_check import reserving
+from app.codec.memory_check import TakesLong, reserving
 from app.codec.messages import Body, InferRequest, Response
 from app.codec.model import ModelCodec
 from app.codec.preamble import read_preamble
@@ -200,7 +201,8 @@ class Decoding:
         decode = partial(self._decode, body)
         while True:
             if not entry.codec.takes_long(self._headers, body, self._form):
-                return decode(entry.codec)
+                with suppress(TakesLong):
+                    return decode(entry.codec)
             nbytes = sum(map(len, body))
             call = partial(decode, entry.codec)
             request = await self._service.read(call, latest, nbytes)

@@ -6,20 +6,30 @@ Covers: app/regions.py.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
+import onnx
 import pytest
 
+from app.codec import ModelCodec
+from app.codec.memory_check import COPIED_AT_ONCE, TakesLong, reserving
+from app.codec.messages import Body
 from app.errors import InvalidRequest, UnknownRegion
+from app.limits import DEFAULT_LIMITS
 from app.regions import Extent
+from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
 from popgate_triton import shared_memory
 from popgate_triton.shared_memory import RegionStatus, RegionTable
+from tests.app.served import ServedGateway
+from tests.support import until
 
 SIZE = 4096
 
@@ -311,3 +321,80 @@ def test_leases_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert table.status() == []
     assert calls == []
     assert files() == before
+
+
+GRAPH = """
+<ir_version: 10, opset_import: ["": 20]>
+double (float[n] x) => (float[n] y) { y = Add(x, x) }"""
+
+
+@pytest.fixture
+def segment() -> Iterator[Path]:
+    """A segment of 8 MiB, full of the number 1."""
+    path = Path("/dev/shm", f"popgate-tests-{os.getpid()}")
+    path.write_bytes(np.ones(2 << 20, np.float32).tobytes())
+    yield path
+    path.unlink()
+
+
+def test_large_tensors_are_read_and_written_beside_the_event_loop(
+    tmp_path: Path, segment: Path
+) -> None:
+    """They count as the memory that they take, of which requests say nothing."""
+    (tmp_path / "double" / "1").mkdir(parents=True)
+    graph = onnx.parser.parse_model(GRAPH)
+    onnx.save(graph, tmp_path / "double" / "1" / "model.onnx")
+    options = ("--allow-shared-memory", "--transfer-memory", "6MiB", "--devices")
+    with ServedGateway(tmp_path, *options, "cpu:1") as gateway:
+        gateway.wait_ready()
+        whole = {"key": segment.name, "offset": 0, "byte_size": 8 << 20}
+        url = "/v2/systemsharedmemory/region/all/register"
+        assert gateway.client.post(url, json=whole).status_code == 200
+
+        def ask(size: int) -> httpx.Response:
+            place = {"shared_memory_region": "all", "shared_memory_byte_size": size}
+            into = {**place, "shared_memory_offset": 4 << 20}
+            given = {"name": "x", "datatype": "FP32", "shape": [size // 4]}
+            body = {
+                "inputs": [{**given, "parameters": place}],
+                "outputs": [{"name": "y", "parameters": into}],
+            }
+            return gateway.client.post("/v2/models/double/infer", json=body)
+
+        for size in (4096, 3 << 20):
+            answer = ask(size)
+            assert answer.status_code == 200, answer.text
+            written = np.fromfile(segment, np.float32, size // 4, offset=4 << 20)
+            assert (written == 2.0).all()
+        refused = ask(8 << 20)
+        assert refused.status_code == 503
+        assert refused.json()["code"] == "transfer_memory_full"
+        assert ask(4096).status_code == 200
+        held = "popgate_transfer_memory_bytes 0"
+        until(lambda: held in gateway.client.get("/metrics").text.splitlines())
+
+
+def test_a_document_with_a_large_place_is_read_in_a_thread(folder: Path) -> None:
+    (folder / "large").write_bytes(bytes(COPIED_AT_ONCE + 1))
+    big: Any = RegionTable(max_bytes=2 * COPIED_AT_ONCE, folder=folder)
+    big.register(region("big", "large", size=COPIED_AT_ONCE + 1))
+    spec = ModelSpec("m", "1", (TensorSpec.make("x", "UINT8", (-1,)),), ())
+    codec = ModelCodec(spec, DEFAULT_LIMITS, big)
+
+    def document(size: int) -> Body:
+        place = {"shared_memory_region": "big", "shared_memory_byte_size": size}
+        given = {"name": "x", "datatype": "UINT8", "shape": [size], "parameters": place}
+        return [json.dumps({"inputs": [given]}).encode()]
+
+    def decode(size: int) -> int:
+        found = codec.decode(b"application/json", None, None, document(size))
+        return found.inputs["x"].nbytes
+
+    assert decode(COPIED_AT_ONCE) == COPIED_AT_ONCE
+    with pytest.raises(TakesLong):
+        decode(COPIED_AT_ONCE + 1)
+    taken: list[int] = []
+    with reserving(taken.append):
+        assert decode(COPIED_AT_ONCE + 1) == COPIED_AT_ONCE + 1
+    assert sum(taken) >= COPIED_AT_ONCE + 1
+    big.unregister()

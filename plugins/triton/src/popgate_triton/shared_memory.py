@@ -7,7 +7,8 @@ segment, that causes an error and no SIGBUS. Offsets and sizes are checked at
 registration and at every use. Input is copied before it is validated, so it cannot
 change in between.
 
-Everything belongs to the event loop's thread.
+Everything belongs to the event loop's thread, but large tensors are read and written
+in another one.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _LARGEST = (1 << 63) - 1  # the largest offset of the kernel
 # folder.
 _RESERVED = ("triton_python_backend_shm_region_", "sem.")
 _ONCE = 1 << 30  # bytes of one system call (limit: 2 GiB)
+_WRITTEN_ONCE = 1 << 22  # the event loop may wait for one of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,8 @@ class SharedMemoryRegion:
         self.used_at = time.monotonic()
         start = self.status.offset + offset
         try:
-            # Another thread reads large documents. Without the lock, the file could be
-            # closed meanwhile and its number could refer to another file.
+            # Another thread may be here. Without the lock, the file could be closed
+            # meanwhile and its number could refer to another file.
             with self._open:
                 if size <= _ONCE:
                     data = os.pread(self._file, size, start)
@@ -165,7 +167,8 @@ class SharedMemoryRegion:
             for part in tensor.parts:
                 left = memoryview(part).cast("B")
                 while left:
-                    written = os.pwrite(self._file, left[:_ONCE], start)
+                    with self._open:  # see `read`
+                        written = os.pwrite(self._file, left[:_WRITTEN_ONCE], start)
                     start += written
                     left = left[written:]
         except OSError as e:
