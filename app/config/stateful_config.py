@@ -82,9 +82,7 @@ class SequenceConfig:
         1024, "most sequences at the same time"
     )
     max_state_bytes: Annotated[int, between(0, 1 << 50)] = key(
-        1 << 30,
-        "most bytes of the states of all sequences; states that do not grow always "
-        "have room",
+        1 << 30, "most bytes by which the states of all sequences may grow together"
     )
     max_active: Annotated[int, between(1, 1 << 20)] = key(
         0, "sequences that one instance runs; further ones wait until one of them ends"

@@ -175,10 +175,10 @@ def run(test: Callable[[], Any]) -> None:
 
 
 def test_states_that_grow_have_a_limit_together() -> None:
-    """Of 8 bytes for each request, beside the 8 bytes that each begins with."""
+    """By 8 bytes for each request, beside the 8 bytes that each begins with."""
 
     async def test() -> None:
-        client = Client(max_state_bytes=48, max_sequences=4, max_idle=0.2)
+        client = Client(max_state_bytes=32, max_idle=0.2)
         client.runner.kind, client.runner.at_once = Collected, True
         for x, flags in ((1, "s"), (2, ""), (3, "")):
             client.ask(1, x, flags)

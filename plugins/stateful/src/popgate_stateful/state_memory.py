@@ -15,11 +15,11 @@ S = TypeVar("S")
 class SequenceState(NamedTuple):
     """The state of one sequence: the model's inputs by name.
 
-    `nbytes` are its bytes. They are 0 for the state that all sequences begin with.
+    `grown` are the bytes beyond the size that all sequences begin with.
     """
 
     tensors: Mapping[str, Tensor]
-    nbytes: int = 0
+    grown: int = 0
 
 
 NOTHING: Final = SequenceState({})
@@ -28,17 +28,16 @@ NOTHING: Final = SequenceState({})
 class StateMemory(Generic[S]):
     """The states of all sequences `S` of a model. For the event loop's thread.
 
-    States that are as large as the one they begin with always have room. Those that
-    grow share the rest of `max_state_bytes`.
+    A state of the size that all sequences begin with always has room. Larger ones share
+    `max_state_bytes` for what they have grown.
     """
 
     def __init__(self, states: States, config: SequenceConfig) -> None:
         self._states = states
         self._kept: dict[S, SequenceState] = {}
-        first = sum(tensor.nbytes for tensor in states.initial.values())
-        self._most = max(config.max_state_bytes, first * config.max_sequences)
-        self._max_idle = config.max_idle
-        self._total = 0
+        self._first = sum(tensor.nbytes for tensor in states.initial.values())
+        self._config = config
+        self._grown = 0
 
     def of(self, sequence: S) -> SequenceState:
         return self._kept.get(sequence, NOTHING)
@@ -51,20 +50,20 @@ class StateMemory(Generic[S]):
         """Give a sequence the state that a run has put out. Raises `QueueFull`."""
         tensors = self._states.after(outputs)
         nbytes = sum(tensor.nbytes for tensor in tensors.values())
-        before = self.of(sequence).nbytes
-        total = self._total + nbytes - before
-        if nbytes > before and total > self._most:
+        grown, before = max(0, nbytes - self._first), self.of(sequence).grown
+        total, most = self._grown + grown - before, self._config.max_state_bytes
+        if grown > before and total > most:
             raise QueueFull(
-                f"the states of the model's sequences would take {total} bytes, "
-                f"expected at most {self._most} (max_state_bytes in the section "
-                "[sequence])",
-                self._max_idle,
+                f"the states of the model's sequences would grow to {total} bytes more "
+                f"than they begin with, expected at most {most} (max_state_bytes in "
+                "the section [sequence])",
+                self._config.max_idle,
             )
-        self.keep(sequence, SequenceState(tensors, nbytes))
+        self.keep(sequence, SequenceState(tensors, grown))
 
     def keep(self, sequence: S, state: SequenceState) -> None:
         """Give a sequence a state that has room."""
-        self._total += state.nbytes - self.of(sequence).nbytes
+        self._grown += state.grown - self.of(sequence).grown
         if state.tensors:
             self._kept[sequence] = state
         else:
@@ -74,4 +73,6 @@ class StateMemory(Generic[S]):
         self.keep(sequence, NOTHING)
 
     def __repr__(self) -> str:
-        return f"<StateMemory {self._total} of {self._most} bytes>"
+        return (
+            f"<StateMemory of {len(self._kept)} sequences, grown {self._grown} bytes>"
+        )
