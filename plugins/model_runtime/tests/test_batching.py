@@ -120,15 +120,14 @@ def test_flush_callback(
         outputs["output"] = dummy
         return (inputs, outputs) if returns else None
 
-    config.timeout_ns = 5_000_000
+    # An answer that takes longer is asked for again, which a busy machine can cause.
+    config.timeout_ns = 500_000_000
     config.flush_callback = flush
     runner = model_runtime.ModelRunner(str(folder / "iterations.popef"), config)
     result = runner.execute({"input": numbers(3, 4) + 7})
     np.testing.assert_array_equal(result["output"], (numbers(3, 4) + 7) * 2 + 1)
-    # Three batches were missing, and each answer brought one. On a busy machine it is
-    # asked again before the device has an answer; what is too much is dropped.
-    assert len(asked) >= 4
-    assert set(asked) == {"input"}
+    # Three batches were missing, and each answer brought one.
+    assert asked == ["input"] * 4
     np.testing.assert_array_equal(dummy, numbers(3, 4) * 2 + 1)
 
 

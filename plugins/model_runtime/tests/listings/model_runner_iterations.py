@@ -54,9 +54,10 @@ def main():
         inputs.update(zeros)
         outs.update(outputs)
 
-    runner = runner_of(args.popef, timeout_ns=10_000_000, flush_callback=flush)
+    # An answer that takes longer is asked for again.
+    runner = runner_of(args.popef, timeout_ns=1_000_000_000, flush_callback=flush)
     check(runner, 1)
-    assert set(asked) == {"input"}, asked  # twice if the machine is busy
+    assert asked == ["input"], asked
     print("flush_callback was called for", asked)
     print("Success: exiting")
 
