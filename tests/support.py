@@ -22,13 +22,15 @@ FOR_EVER = 1_000_000_000
 
 
 def until(condition: Callable[[], object], what: object = "it did not come") -> None:
-    """Wait for a condition. Looking for it often costs a request, and what it waits for
-    needs the core, too: a pause is an eighth of the time waited, within bounds.
+    """Wait for a condition. Else fail with `what`, or with what it returns.
+
+    To look often costs a request, and what it waits for needs the core, too: a pause is
+    an eighth of the time waited, within bounds.
     """
     start = time.monotonic()
     while not condition():
         waited = time.monotonic() - start
-        assert waited < WAIT, what
+        assert waited < WAIT, what() if callable(what) else what
         threading.Event().wait(min(max(0.005, waited / 8), 0.1))
 
 

@@ -177,15 +177,11 @@ class ServedGateway:
         responses: list[httpx.Response] = []
 
         def has_answered() -> bool:
+            assert self.process.poll() is None, self.output
             responses[:] = [self.client.get(path)]
             return responses[0].status_code == status
 
-        try:
-            until(has_answered)
-        except Exception as error:
-            error.add_note(f"{path}: {[each.text for each in responses]}")
-            error.add_note(self.output)
-            raise
+        until(has_answered, lambda: f"{path}: {responses[0].text}\n{self.output}")
         return responses[0]
 
     def infer(self, name: str, **inputs: Any) -> Any:

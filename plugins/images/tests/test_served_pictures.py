@@ -29,6 +29,7 @@ import pytest
 from PIL import Image
 
 from popgate import AsyncClient, Client
+from tests.app.api.test_server_metrics import value
 from tests.app.served import ServedGateway, run_popgate
 from tests.app.test_serving import alive
 from tests.support import until
@@ -113,8 +114,7 @@ def test_pictures_count_as_what_they_become(tmp_path: Path) -> None:
         assert refused.status_code == 503
         assert refused.json()["code"] == "transfer_memory_full"
         assert best(post(gateway, "large", files=files * 2))[0] == "red"
-        held = "popgate_transfer_memory_bytes 0"
-        until(lambda: held in gateway.client.get("/metrics").text.splitlines())
+        until(lambda: value(gateway, "popgate_transfer_memory_bytes") == 0)
 
 
 def test_a_file_as_body(served: ServedGateway, tmp_path: Path) -> None:

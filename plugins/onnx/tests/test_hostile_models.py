@@ -24,9 +24,8 @@ from engine.run_failures import MOST
 from popef_io import DataType, TensorInfo
 from popgate_onnx.compiler import CompileOptions, compile_model
 from tests.app.served import ServedGateway, add, run_popgate
-from tests.app.test_serving import alive
 from tests.engine.loops import NOTHING, looping, write
-from tests.support import until
+from tests.support import is_gone, until
 
 WAIT = 60.0
 ROW = [[1.0, 2.0, 3.0, 4.0]]
@@ -81,10 +80,6 @@ def greedy(path: Path) -> Path:
 def save(graph: onnx.GraphProto, path: Path) -> Path:
     onnx.save(model_of(graph), path)
     return path
-
-
-def is_gone(pid: int) -> bool:
-    return not alive(pid)
 
 
 def model_of(graph: onnx.GraphProto) -> onnx.ModelProto:

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.app.api.test_server_metrics import value
 from tests.app.served import ServedGateway
 from tests.support import until
 
@@ -94,8 +95,7 @@ def test_tokens_count_as_the_memory_that_they_take(
             answer = gateway.client.post(f"/v1/models/unit/{path}", json=body)
             assert answer.status_code == status, (path, count, answer.text)
             assert status == 200 or "--transfer-memory" in answer.json()["error"]
-        held = "popgate_transfer_memory_bytes 0"
-        until(lambda: held in gateway.client.get("/metrics").text.splitlines())
+        until(lambda: value(gateway, "popgate_transfer_memory_bytes") == 0)
 
 
 def test_token_ids_have_the_same_limits(served: ServedGateway) -> None:

@@ -28,6 +28,7 @@ from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
 from popgate_triton import shared_memory
 from popgate_triton.shared_memory import RegionStatus, RegionTable
+from tests.app.api.test_server_metrics import value
 from tests.app.served import ServedGateway
 from tests.support import until
 
@@ -370,8 +371,7 @@ def test_large_tensors_are_read_and_written_beside_the_event_loop(
         assert refused.status_code == 503
         assert refused.json()["code"] == "transfer_memory_full"
         assert ask(4096).status_code == 200
-        held = "popgate_transfer_memory_bytes 0"
-        until(lambda: held in gateway.client.get("/metrics").text.splitlines())
+        until(lambda: value(gateway, "popgate_transfer_memory_bytes") == 0)
 
 
 def test_a_document_with_a_large_place_is_read_in_a_thread(folder: Path) -> None:
