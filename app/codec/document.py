@@ -277,8 +277,8 @@ class DocumentReader:
                 "Use --http-max-input-size to increase the limit."
             )
             raise BodyTooLarge(msg)
-        reserve_copy(extent.byte_size, request.region_bytes)
         region = self._regions.find(extent.region)
+        reserve_copy(extent.byte_size, request.region_bytes)
         data = region.read(extent.offset, extent.byte_size)
         request.read_from = (*request.read_from, region)
         try:

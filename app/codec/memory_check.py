@@ -58,9 +58,11 @@ def reserve_copy(size: int, total: int) -> None:
 
     Raises `TakesLong` on the event loop, if they are more than `COPIED_AT_ONCE`.
     """
-    if total > COPIED_AT_ONCE and getattr(_local, "take", None) is None:
+    take = getattr(_local, "take", None)
+    if take is not None:
+        take(size)
+    elif total > COPIED_AT_ONCE:
         raise TakesLong
-    reserve(size)
 
 
 def ensure_room(size: int) -> None:

@@ -184,7 +184,8 @@ class ModelCodec:
         for name in request.outputs or tuple(self._outputs):
             is_binary = is_npy or by_name.get(name, request.binary)
             is_plain = is_binary and (is_json or self._outputs[name].kind != "s")
-            if size > COPIED_AT_ONCE if name in held else not is_plain:
+            takes_long = size > COPIED_AT_ONCE if name in held else not is_plain
+            if takes_long:
                 return True
         return False
 
