@@ -155,6 +155,9 @@ class StepsConfig:
     max_steps: Annotated[int, between(1, 1 << 20)] = key(
         4096, "most steps of one request"
     )
+    max_state_bytes: Annotated[int, between(0, 1 << 50)] = key(
+        1 << 30, "most bytes by which the states of all requests may grow together"
+    )
 
     def __post_init__(self) -> None:
         for kind, names in (("input", self.inputs), ("output", self.outputs)):

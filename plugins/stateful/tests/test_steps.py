@@ -19,7 +19,7 @@ from app.codec.half_floats import unpack_bf16
 from app.config.stateful_config import StateConfig, StepsConfig
 from app.errors import InvalidRequest
 from app.spec import ModelSpec, TensorSpec
-from engine import Cancelled, DeviceLost, EngineError, Tensor
+from engine import Cancelled, DeviceLost, EngineError, QueueFull, Tensor
 from popef_io import DataType
 from popgate_stateful.state_tensors import Control
 from popgate_stateful.steps import StepRun, StepScheduler
@@ -64,8 +64,22 @@ class Step:
         return {name: Tensor.from_numpy(array) for name, array in values.items()}
 
 
+class Growing(Step):
+    """A run that puts out a state with one value more than it was given."""
+
+    def __init__(self, inputs: Mapping[str, Tensor], on_done: Any) -> None:
+        super().__init__(inputs, on_done)
+        self._before = inputs["before"].numpy()
+
+    def _count(self) -> Mapping[str, Tensor]:
+        after = Tensor.from_numpy(np.append(self._before, 0))
+        return {**super()._count(), "after": after}
+
+
 class Counter:
     """A runner whose runs are done when tests say so."""
+
+    kind = Step
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -81,7 +95,7 @@ class Counter:
     ) -> Step:
         if self.refuse is not None:
             raise self.refuse
-        self.steps.append(Step(inputs, on_done))
+        self.steps.append(self.kind(inputs, on_done))
         return self.steps[-1]
 
     def finish(self, error: EngineError | None = None) -> None:
@@ -259,6 +273,34 @@ def test_no_end() -> None:
         run.proceed()
     assert client.responses == [5, 10, 15]
     assert "did not finish within 3 steps" in str(client.ended[0])
+
+
+def test_states_that_grow_have_a_limit_together() -> None:
+    """By 8 bytes for each step, beside the 8 bytes that each begins with."""
+    client = Client(max_state_bytes=40, emit="")
+    client.runner.kind = Growing
+    one, other = client.stream(stop=9), client.stream(stop=9)
+    for step in tuple(client.runner.steps):
+        step.resolve()
+    for _ in range(3):
+        one.proceed()
+        client.runner.finish()
+    assert client.ended == []
+    other.proceed()
+    client.runner.finish()
+    (refused,) = client.ended
+    assert isinstance(refused, QueueFull)
+    assert "would grow to 48 bytes more" in str(refused)
+    one.proceed()  # which has the room of the other one
+    client.runner.finish()
+    assert client.ended == [refused]
+    one.abandon(Cancelled("gone"))
+    another = client.stream(stop=9)
+    for _ in range(5):
+        client.runner.finish()
+        another.proceed()
+    assert len(client.ended) == 2
+    assert len(client.responses) == 2 + 3 + 1 + 5
 
 
 def test_a_pause_before_the_response() -> None:

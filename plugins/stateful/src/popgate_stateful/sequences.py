@@ -157,15 +157,15 @@ class SequenceScheduler(StatefulScheduler):
         self.config = config
         self._runner = runner
         states = States(spec, config.state, folder, model_folder)
-        self._memory: StateMemory[LiveSequence] = StateMemory(states, config)
+        most, pause = config.max_state_bytes, config.max_idle
+        self._memory = StateMemory[LiveSequence](states, most, "sequence", pause)
         free = config.max_active * instances if config.max_active else None
         self._slots: SequenceSlots[LiveSequence] = SequenceSlots(free, self._run_next)
         self._controls = {
             role: Control(spec, name, f"sequence.{role}")
             for role, name in config.controls.items()
         }
-        hidden = {c.name for c in self._controls.values()}
-        hidden |= states.initial.keys()
+        hidden = {c.name for c in self._controls.values()} | states.initial.keys()
         super().__init__(spec.without(hidden, states.outputs))
         self._sequences: OrderedDict[tuple[Owner, SequenceId], LiveSequence] = (
             OrderedDict()

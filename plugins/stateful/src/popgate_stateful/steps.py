@@ -26,9 +26,12 @@ from app.serving.stateful import StatefulScheduler
 from app.sizes import counted
 from app.spec import ModelSpec
 from engine import EngineError, ExecutionFailed, Tensor
+from popgate_stateful.state_memory import StateMemory
 from popgate_stateful.state_tensors import Control, States, tensor_of
 
 _Outputs = Mapping[str, Tensor]
+#: Seconds after which a client may ask again if the states had no room.
+_PAUSE = 1.0
 
 
 class StepRun(Pending):
@@ -44,7 +47,7 @@ class StepRun(Pending):
     timer: asyncio.TimerHandle | None = None
     go_on: Callable[[], None] | None = None
     #: Called when the run has ended, whatever the outcome.
-    on_over: Callable[[], None] | None = None
+    on_over: Callable[[StepRun], None] | None = None
 
     def __init__(
         self,
@@ -73,7 +76,7 @@ class StepRun(Pending):
             self.timer.cancel()
         on_over, self.on_over = self.on_over, None
         if on_over is not None:
-            on_over()
+            on_over(self)
         super().resolve(error)
 
 
@@ -99,6 +102,8 @@ class StepScheduler(StatefulScheduler):
         self._drained: asyncio.Event | None = None
         self._runner = runner
         self._states = States(spec, config.state, folder, model_folder)
+        most = config.max_state_bytes
+        self._memory = StateMemory[StepRun](self._states, most, "responses", _PAUSE)
         self._step = (
             Control(spec, config.step, "responses.step") if config.step else None
         )
@@ -161,10 +166,11 @@ class StepScheduler(StatefulScheduler):
         except BaseException:
             if run.on_over is not None:
                 run.on_over = None
-                self._over()
+                self._over(run)
             raise
 
-    def _over(self) -> None:
+    def _over(self, run: StepRun) -> None:
+        self._memory.forget(run)
         self.in_flight -= 1
         if not self.in_flight and self._drained is not None:
             self._drained.set()
@@ -226,7 +232,7 @@ class StepScheduler(StatefulScheduler):
             return
         outputs = inner.outputs
         try:
-            run.inputs |= self._states.after(outputs)
+            run.inputs |= self._memory.go_on(run, outputs)
             delay = self._delay(outputs)
             if delay > 0:
                 loop = asyncio.get_running_loop()
