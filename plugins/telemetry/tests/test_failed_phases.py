@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from plugins.telemetry.tests.test_spans import Collector, told
-from popgate_telemetry.spans import spans_wanted
+from popgate_telemetry.exporters import spans_wanted
 from tests.app.served import ServedGateway
 from tests.support import until
 

@@ -1,6 +1,8 @@
 """Spans of a gateway's requests, as a collector gets them.
 
-Covers: app/propagators.py.
+Covers: app/propagators.py, plugins/telemetry/src/popgate_telemetry/exporters.py,
+plugins/telemetry/src/popgate_telemetry/sampler.py,
+plugins/telemetry/src/popgate_telemetry/span_maker.py.
 """
 
 from __future__ import annotations
@@ -27,13 +29,10 @@ from app.about import VERSION
 from app.observe.journal import Answered, Asked, Failed
 from app.observe.metrics import ModelMetrics
 from engine import InvalidConfig
-from popgate_telemetry.spans import (
-    Sampler,
-    Spans,
-    route_of,
-    spans_of_environment,
-    spans_wanted,
-)
+from popgate_telemetry.exporters import spans_wanted
+from popgate_telemetry.sampler import Sampler
+from popgate_telemetry.span_maker import route_of
+from popgate_telemetry.spans import Spans, spans_of_environment
 from tests.app.served import ServedGateway
 from tests.engine import models
 from tests.support import until
