@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from app.settings import Settings
 from app.spec import ModelSpec, TensorSpec
 from bench.fuzzers.messages import harness
 from engine import ObjectField, RunnerDescription, Tensor
@@ -17,6 +19,7 @@ from engine.transport.channel import ChannelLayout
 from engine.transport.messages import encode
 from popef_io import DataType
 from popgate_workers.messages import TO_WORKER, ModelChanged, SharedEntry, SharedModel
+from popgate_workers.supervisor import settings_message
 
 
 def arrived(entry: SharedEntry) -> SharedEntry:
@@ -78,3 +81,15 @@ def test_a_spec_with_fields_of_other_types_is_refused(
     document = ["m", "1", [], [], [0, 0, False], defaults, aliases]
     with pytest.raises(msgspec.ValidationError, match="Expected"):
         ModelSpec.from_message(document)
+
+
+def test_a_worker_starts_while_the_log_settings_are_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor keeps the former ones, and so does the next worker."""
+    path = tmp_path / "log.toml"
+    path.write_text('log_level = "error"')
+    monkeypatch.setenv("POPGATE_LOG_CONFIG", str(path))
+    settings = Settings(port=1234)
+    path.write_text('log_level = "loud"')
+    assert Settings(**settings_message(settings)).port == 1234

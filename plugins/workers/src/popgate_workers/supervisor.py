@@ -258,8 +258,13 @@ class Workers(OtherProcesses):
 
 
 def settings_message(settings: Settings) -> dict[str, Any]:
-    """Return the settings for a worker; the rest is in its environment."""
+    """Return the settings for a worker; the rest is in its environment.
+
+    The supervisor reads `log_config`. A worker must be able to start while that file
+    is wrong.
+    """
     message = settings.model_dump(mode="json", include=settings.model_fields_set)
+    message["log_config"] = None
     if settings.api_key is not None:
         message["api_key"] = settings.api_key.get_secret_value()
     if settings.restricted_api:
