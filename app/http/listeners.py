@@ -12,6 +12,7 @@ import socket
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
+from app.config.file_stamps import Stamp, stamp_of
 from app.http.front import InferFront
 from app.http.side_fronts import ManagementFront, MetricsFront
 from app.http.sockets import UNSENT, ListenError, listen_tcp, listen_unix
@@ -39,7 +40,8 @@ class Listeners:
         self._settings = settings
         self.inherited = dict(inherited or {})
         self._open: list[socket.socket] = [*self.inherited.values()]
-        self._files: list[Path] = []
+        #: The files of sockets, to be removed unless another server has replaced them.
+        self._files: dict[Path, Stamp] = {}
         self.metrics: socket.socket | None = None
         self.management: socket.socket | None = None
         port, path = settings.metrics_port, settings.management_socket
@@ -97,7 +99,7 @@ class Listeners:
 
     def _unix(self, path: Path, *, private: bool = False) -> socket.socket:
         self._open.append(listen_unix(path, private=private))
-        self._files.append(path)
+        self._files[path] = stamp_of([path])
         return self._open[-1]
 
     @property
@@ -134,8 +136,9 @@ class Listeners:
     def close(self) -> None:
         for listener in self._open:
             listener.close()
-        for path in self._files:
-            path.unlink(missing_ok=True)
+        for path, stamp in self._files.items():
+            if stamp_of([path]) == stamp:
+                path.unlink(missing_ok=True)
 
     def __repr__(self) -> str:
         return f"<Listeners {self._open}>"

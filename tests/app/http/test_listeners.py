@@ -13,8 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.http.listeners import inherited_sockets
+from app.http.listeners import Listeners, inherited_sockets
 from app.http.sockets import ListenError
+from app.settings import Settings
 from tests.app.served import ROOT, ServedGateway, add, popgate
 from tests.support import WAIT
 
@@ -195,3 +196,20 @@ def test_what_is_no_socket_is_refused() -> None:
             os._exit(7)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def test_the_socket_of_the_next_server_is_left(tmp_path: Path) -> None:
+    """It replaces that of a server which no longer listens and has not ended yet."""
+    main, management = tmp_path / "main", tmp_path / "management"
+    settings = Settings(uds=main, management_socket=management)
+    first = Listeners(settings)
+    assert first.management is not None
+    first.main.close()
+    first.management.close()
+    second = Listeners(settings)
+    first.close()
+    for path in (main, management):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+    second.close()
+    assert list(tmp_path.iterdir()) == []
