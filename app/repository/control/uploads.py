@@ -80,11 +80,11 @@ class Uploads:
             base.mkdir(parents=True, exist_ok=True)
             made = Path(tempfile.mkdtemp(prefix=_NEW, dir=base))
         except OSError as e:
-            # A read-only cache must not prevent a load.
-            base = Path(tempfile.gettempdir()) / f"popgate-{os.getuid()}"
-            base.mkdir(mode=0o700, exist_ok=True)
-            made = Path(tempfile.mkdtemp(prefix=_NEW, dir=base))
-            logger.warning("uploaded files are written to %s: %s", base, e)
+            # A read-only cache must not prevent a load. Another user could have made
+            # a folder of a fixed name before.
+            made = Path(tempfile.mkdtemp(prefix=f"popgate-{_PREFIX}"))
+            base = made.parent
+            logger.warning("uploaded files are written to %s: %s", made, e)
         self._lock = _locked(made)
         # Other processes may check the lock only from here on.
         mine = made.rename(base / made.name.replace(_NEW, _PREFIX))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,21 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
         uploads.store("m", {"1/" + "x" * 300: b"x"})
     assert files(tmp_path) == [".lock"]
     uploads.close()
+
+
+def test_a_folder_beside_an_unusable_cache_is_ours_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user may have made a folder of any name that can be guessed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    guessed = tmp_path / f"popgate-{os.getuid()}"
+    guessed.mkdir()
+    guessed.chmod(0o777)
+    (tmp_path / "cache").write_text("a file")
+    uploads = Uploads(tmp_path / "cache" / "uploads")
+    root = uploads.store("m", {"1/a": b"x"})
+    assert root.parent.parent == tmp_path
+    assert root.parent.stat().st_mode & 0o077 == 0
+    assert list(guessed.iterdir()) == []
+    uploads.close()
+    assert not root.parent.exists()
