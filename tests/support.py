@@ -21,6 +21,18 @@ WAIT = 90.0
 FOR_EVER = 1_000_000_000
 
 
+@contextlib.contextmanager
+def as_nobody() -> Iterator[None]:
+    """Be a user whom modes bind; root may read everything."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
 def until(condition: Callable[[], object], what: object = "it did not come") -> None:
     """Wait for a condition. Else fail with `what`, or with what it returns.
 

@@ -33,8 +33,9 @@ def listen_tcp(host: str, port: int, *, shared: bool = False) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except OSError as e:
-        raise ListenError(f"cannot listen on host {host!r}: {e.strerror}") from e
+    except (OSError, UnicodeError) as e:  # a UnicodeError for `a..b`
+        why = getattr(e, "strerror", "it is not a name of a host")
+        raise ListenError(f"cannot listen on host {host!r}: {why}") from e
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -47,7 +48,8 @@ def listen_tcp(host: str, port: int, *, shared: bool = False) -> socket.socket:
     except OSError as e:
         listener.close()
         free = "stop that one or choose another with --port (0 takes a free one)"
-        raise ListenError(_explain(e, f"{host}:{port}", free)) from e
+        why = "ports below 1024 need root"
+        raise ListenError(_explain(e, f"{host}:{port}", free, why)) from e
     listener.setblocking(False)
     return listener
 
@@ -77,7 +79,8 @@ def listen_unix(path: Path, *, private: bool = False) -> socket.socket:
     except OSError as e:
         listener.close()
         free = "stop that one or choose another path"
-        raise ListenError(_explain(e, str(path), free)) from e
+        why = "its folder, or a socket there, belongs to another user"
+        raise ListenError(_explain(e, str(path), free, why)) from e
     listener.setblocking(False)
     return listener
 
@@ -92,11 +95,11 @@ def _remove_stale(path: Path) -> None:
             raise OSError(errno.EADDRINUSE, "another process listens on it")
 
 
-def _explain(e: OSError, address: str, free: str) -> str:
+def _explain(e: OSError, address: str, free: str, denied: str) -> str:
     if e.errno == errno.EADDRINUSE:
         return f"cannot listen on {address}: it is in use by another process; {free}"
     if e.errno in (errno.EACCES, errno.EPERM):
-        return f"cannot listen on {address}: not permitted (ports below 1024 need root)"
+        return f"cannot listen on {address}: not permitted ({denied})"
     return f"cannot listen on {address}: {e.strerror or e}"
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from app.config.file_stamps import stamp_of
+from tests.support import as_nobody
 
 
 def test_a_file_that_changes_comes_or_goes(tmp_path: Path) -> None:
@@ -30,18 +28,6 @@ def test_a_file_that_changes_comes_or_goes(tmp_path: Path) -> None:
     before = stamp_of([tmp_path])
     a.write_text("1")
     assert stamp_of([tmp_path]) == before
-
-
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    """Be a user whom modes bind; root may read everything."""
-    before = os.geteuid()
-    if before == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(before)
 
 
 def test_a_file_that_becomes_readable() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from app.http.sockets import UNSENT, ListenError, listen_tcp, listen_unix
+from tests.support import as_nobody
 
 WAIT = 10.0  # seconds that nothing here should ever take
 
@@ -38,6 +40,8 @@ def test_a_host_that_is_none_is_explained() -> None:
         listen_tcp("no.such.invalid", 0)
     with pytest.raises(ListenError, match=r"cannot listen on 192\.0\.2\.1:0"):
         listen_tcp("192.0.2.1", 0)
+    with pytest.raises(ListenError, match=r"host 'a\.\.b': it is not a name of a host"):
+        listen_tcp("a..b", 0)
 
 
 def test_a_stale_unix_socket_is_replaced(tmp_path: Path) -> None:
@@ -53,3 +57,18 @@ def test_a_stale_unix_socket_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(ListenError, match=r"it is not a socket; choose another path$"):
         listen_unix(path)
     assert path.read_text() == "a file"
+
+
+def test_a_path_that_is_not_permitted_is_explained() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "gate.sock")
+        Path(folder).chmod(0o755)
+        with contextlib.closing(listen_unix(path, private=True)):
+            Path(folder).chmod(0o555)
+            for each in (path, Path(folder, "other.sock")):
+                with (
+                    as_nobody(),
+                    pytest.raises(ListenError, match=r"not permitted \(its folder"),
+                ):
+                    listen_unix(each)
+        Path(folder).chmod(0o755)
