@@ -12,13 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
-
-from app.config.config_keys import read_bounded, read_document, section
+from app.config.config_keys import checked, read_bounded, read_document, section
+from app.sizes import decimal
 
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 _LARGEST_FILE = 1 << 16
-_ACCESS = r"^(off|errors|all|0(\.\d+)?|1(\.0+)?)$"
+
+
+def _access(value: object) -> str:
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if text in ("off", "errors", "all") or 0 <= decimal(text.encode()) <= 1:
+        return text
+    raise ValueError('"off", "errors", "all" or a share between 0 and 1, as in "0.01"')
 
 
 @section
@@ -27,7 +32,7 @@ class LogConfig:
     """Settings of the file; None if the option's value applies."""
 
     log_level: LogLevel | None = None
-    access_log: Annotated[str, Field(pattern=_ACCESS)] | None = None
+    access_log: Annotated[str, checked(_access)] | None = None
 
 
 def read_log_config(path: Path) -> LogConfig:

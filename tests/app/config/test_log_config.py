@@ -29,6 +29,9 @@ def test_what_can_be_said(tmp_path: Path) -> None:
     assert read_log_config(write(path, "")) == LogConfig()
     both = 'log_level = "debug"\naccess_log = "0.01"\n'
     assert read_log_config(write(path, both)) == LogConfig("debug", "0.01")
+    for text in ("1e-3", "OFF", ".5", "all"):  # as the option
+        found = read_log_config(write(path, f'access_log = "{text}"'))
+        assert found.access_log == text.lower()
 
 
 @pytest.mark.parametrize(
@@ -36,7 +39,8 @@ def test_what_can_be_said(tmp_path: Path) -> None:
     [
         ("log_level = ", "not TOML"),
         ('log_level = "loud"', "log_level"),
-        ('access_log = "2"', "access_log"),
+        ('access_log = "2"', 'must be "off", "errors", "all" or a share'),
+        ("access_log = 0.5", 'as in "0.01", got 0.5'),
         ("level = 1", "unknown key 'level'"),
         ("#" * (1 << 17), "more than 65536 bytes"),
     ],
