@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import pytest
 
 from app.observe.journal import Answered
 from app.observe.metrics import ModelMetrics
-from engine import Tensor
+from app.settings import Settings
+from engine import InvalidConfig, Tensor
 from popgate_triton import traces
 from popgate_triton.traces import (
     MAX_TENSOR_BYTES,
     MAX_TENSOR_ELEMENTS,
     TraceSettings,
     TritonTracing,
+    tracing_of,
 )
 
 ON = TraceSettings(("TIMESTAMPS",), rate=1)
@@ -190,3 +193,17 @@ def test_a_file_that_cannot_be_written_is_told_once(
 
 def test_nothing_is_traced_without_a_file() -> None:
     assert TritonTracing(None, ON).tracer("m") is None
+
+
+def test_a_file_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    old.write_text("[]")
+    for good in (old, tmp_path / "new.json"):
+        tracing_of(Settings(trace_file=good), 0).close()
+    assert [old] == list(tmp_path.iterdir())
+    assert old.read_text() == "[]"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for bad in (tmp_path, tmp_path / "none" / "t.json", old / "t.json", pipe):
+        with pytest.raises(InvalidConfig, match="--trace-file: cannot write"):
+            tracing_of(Settings(trace_file=bad), 0)

@@ -22,7 +22,7 @@ import orjson
 from app.observe.journal import Answered
 from app.settings import Settings
 from app.spec import datatype_of
-from engine import Tensor
+from engine import InvalidConfig, Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -320,8 +320,22 @@ class TritonTracing:
 
 
 def tracing_of(settings: Settings, clock_offset: int) -> TritonTracing:
-    """Return the tracing of a server; an object of the group `popgate.tracers`."""
+    """Return the tracing of a server; an object of the group `popgate.tracers`.
+
+    Raises `InvalidConfig` for a file that cannot be written.
+    """
+    path = settings.trace_file
+    if path is not None:
+        is_new = not path.exists()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            os.close(os.open(path, flags, 0o640))
+        except OSError as e:
+            msg = f"--trace-file: cannot write {path}: {e.strerror}"
+            raise InvalidConfig(msg) from None
+        if is_new:
+            path.unlink()
     levels = {"off": ("OFF",), "timestamps": ("TIMESTAMPS",)}
     level = levels.get(settings.trace_level, ("TIMESTAMPS", "TENSORS"))
     wanted = TraceSettings(level, settings.trace_rate, settings.trace_count)
-    return TritonTracing(settings.trace_file, wanted, clock_offset=clock_offset)
+    return TritonTracing(path, wanted, clock_offset=clock_offset)
