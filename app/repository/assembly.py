@@ -202,6 +202,13 @@ def assemble(
     )
     spec = spec.without((PYTHON_ROUTE,), (PYTHON_ANSWER,))  # of its own routes
     spec = source.declared.applied(spec, config.max_batch_size)
+    unknown = [n for n in named_optional_inputs(config) if n not in spec.inputs_by_name]
+    if unknown:
+        msg = (
+            f"optional_inputs names {unknown[0]!r}; the model's inputs are "
+            f"{', '.join(spec.inputs_by_name)}"
+        )
+        raise ValueError(msg)
     spec = replace(spec, defaults=_defaults(spec, defaults))
     scheduler = _scheduler(spec, runner, source, config)
     visible = spec if scheduler is None else scheduler.visible

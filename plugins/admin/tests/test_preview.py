@@ -100,6 +100,7 @@ def test_memory_and_devices(root: Path) -> None:
         ),
         ("config.toml", "sequence = {start = 'z'}", "m/1: "),
         ("config.toml", "labels = {z = ['a']}", "m/1: labels name"),
+        ("config.toml", "optional_inputs = ['z']", "m/1: optional_inputs names 'z'"),
         ("1/m.popef", "x", "m/1/m.popef, blob 0, offset 0: not a PopGate container"),
         ("1/other.onnx", "x", ""),
     ],
