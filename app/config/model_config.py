@@ -362,7 +362,7 @@ class ModelConfig:
             raise ValueError(
                 "[sequence] and [responses] exclude each other; remove one"
             )
-        check_levels(self.priority, self.priority_levels)
+        check_levels(self.priority, self.priority_levels, self.max_timeout)
         if self.timeout and self.max_timeout and self.timeout > self.max_timeout:
             msg = f"timeout is {self.timeout:g} s, which exceeds max_timeout"
             raise ValueError(f"{msg} ({self.max_timeout:g} s)")

@@ -32,8 +32,12 @@ class PriorityLevel:
             raise ValueError("the key level is missing: name the level")
 
 
-def check_levels(levels: Iterable[PriorityLevel], count: int) -> None:
-    """Raise ValueError if the options name levels beyond `count`."""
+def check_levels(
+    levels: Iterable[PriorityLevel], count: int, longest: float | None
+) -> None:
+    """Raise ValueError if the options name levels beyond `count`, or timeouts beyond
+    `longest`.
+    """
     seen: set[int] = set()
     for item in levels:
         if item.level > count:
@@ -42,6 +46,9 @@ def check_levels(levels: Iterable[PriorityLevel], count: int) -> None:
         if item.level in seen:
             raise ValueError(f"priority names level {item.level} twice")
         seen.add(item.level)
+        if item.timeout and longest and item.timeout > longest:
+            msg = f"timeout of level {item.level} is {item.timeout:g} s, which exceeds"
+            raise ValueError(f"{msg} max_timeout ({longest:g} s)")
 
 
 def queue_sizes(levels: Iterable[PriorityLevel]) -> Mapping[int, int]:

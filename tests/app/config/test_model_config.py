@@ -111,6 +111,15 @@ def test_more_devices_than_instances() -> None:
         parse_model_config({"devices": [0, 1]})
 
 
+def test_a_timeout_beyond_the_longest() -> None:
+    level = {"level": 1, "timeout": 50.0}
+    keys = {"priority_levels": 2, "priority": [level]}
+    assert parse_model_config({**keys, "max_timeout": 50.0}).priority[0].timeout == 50
+    what = r"timeout of level 1 is 50 s, which exceeds max_timeout \(5 s\)"
+    with pytest.raises(ModelConfigError, match=what):
+        parse_model_config({**keys, "max_timeout": 5.0})
+
+
 @pytest.mark.parametrize("text", ["instances = ", "\udcff", "[" * 5000])
 def test_what_is_no_toml(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.toml"
