@@ -200,6 +200,8 @@ def settings_of(given: dict[str, Any]) -> Settings:
     Raises `CommandError`.
     """
     style = given.get("log_format") or os.environ.get("POPGATE_LOG_FORMAT", "text")
+    if os.environ.get("POPGATE_PORT", "").startswith("tcp://"):
+        del os.environ["POPGATE_PORT"]  # of a service called popgate, by Kubernetes
     print_warnings(_odd_variables(Settings.model_fields), style)
     try:
         found = Settings(**given)

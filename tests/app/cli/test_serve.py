@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.errors import CommandError
+from app.cli.settings_options import settings_of
 from app.cli.startup_report import say
 from app.http.sockets import listen_tcp
 from app.settings import Settings
@@ -65,6 +66,12 @@ def test_wrong_environment(
     done = popgate("serve", "-m", tmp_path)
     assert done.code == 2
     assert "POPGATE_PORT: " in done.err
+
+
+def test_the_port_that_kubernetes_sets_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sets this variable in each pod beside a service called popgate."""
+    monkeypatch.setenv("POPGATE_PORT", "tcp://10.0.0.1:9000")
+    assert settings_of({}).port == 8000
 
 
 def test_misspelt_variables_are_told(
