@@ -82,6 +82,11 @@ def parse_names(value: object) -> object:
     return tuple(name for name in names if name)
 
 
+def parse_models(value: object) -> object:
+    """Return models as a tuple. Only those of a variable are separated by commas."""
+    return parse_names(value) if isinstance(value, str) else value
+
+
 def accepted_by(check: Callable[[Any], object]) -> AfterValidator:
     """Return a validator of values that `check` accepts. It raises ValueError for
     others.
@@ -205,7 +210,12 @@ class Settings(BaseSettings):
 
     model_repository: Annotated[Path, Shown("DIR", names=("-m",))] = Path("models")
     """Folder with the models: NAME.popef or .onnx, or NAME/VERSION/*.popef or .onnx."""
-    model: Annotated[Names, Shown("[NAME=]PATH|URL")] = ()
+    model: Annotated[
+        tuple[str, ...],
+        NoDecode,
+        BeforeValidator(parse_models),
+        Shown("[NAME=]PATH|URL"),
+    ] = ()
     """Also serve this file, or this folder of one model.
 
     Without --model-repository, the server serves only these. May be repeated. A URL

@@ -120,3 +120,10 @@ def test_models_to_load_are_named_in_any_way(monkeypatch: pytest.MonkeyPatch) ->
     assert Settings(**mode).load_model == ("a", "b")
     with pytest.raises(ValueError, match="load_model"):
         Settings(load_model=wrong, **mode)
+
+
+def test_only_a_variable_holds_several_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    path: Any = ["models/a,b.onnx"]
+    assert Settings(model=path).model == ("models/a,b.onnx",)
+    monkeypatch.setenv("POPGATE_MODEL", "a=b.onnx, c.onnx")
+    assert Settings().model == ("a=b.onnx", "c.onnx")
