@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import math
 import os
 import re
@@ -85,6 +86,18 @@ def parse_names(value: object) -> object:
 def parse_models(value: object) -> object:
     """Return models as a tuple. Only those of a variable are separated by commas."""
     return parse_names(value) if isinstance(value, str) else value
+
+
+def parse_rules(value: object) -> object:
+    """Return the rules of a variable: one rule, or a JSON list of rules."""
+    if not isinstance(value, str):
+        return value
+    if not value.lstrip().startswith("["):
+        return (value,)
+    try:
+        return json.loads(value)
+    except ValueError:  # whose text may show a secret
+        raise ValueError("several restrictions are written as a JSON list") from None
 
 
 def accepted_by(check: Callable[[Any], object]) -> AfterValidator:
@@ -346,13 +359,15 @@ class Settings(BaseSettings):
     """
     restricted_api: Annotated[
         tuple[SecretStr, ...],
+        NoDecode,
+        BeforeValidator(parse_rules),
         accepted_by(restrictions_of),
         Shown("GROUP[,GROUP]:HEADER=VALUE", names=("--http-restricted-api",)),
     ] = ()
     """Groups of the API that require a header, as in
     model-repository,logging:admin-key=secret.
 
-    May be repeated (in the environment: a JSON list).
+    May be repeated (in the environment: one, or a JSON list).
     """
     tls_cert: Annotated[Path | None, Shown("FILE")] = None
     """Serve HTTPS with this certificate (PEM, with intermediate certificates), on the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,22 @@ def test_models_to_load_are_named_in_any_way(monkeypatch: pytest.MonkeyPatch) ->
     assert Settings(**mode).load_model == ("a", "b")
     with pytest.raises(ValueError, match="load_model"):
         Settings(load_model=wrong, **mode)
+
+
+def test_a_variable_holds_one_restriction_or_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, other = "logging:admin-key=a[,b]", "trace:admin-key=c"
+    for text, groups in (
+        (one, ("logging",)),
+        (json.dumps([one, other]), ("logging", "trace")),
+    ):
+        monkeypatch.setenv("POPGATE_RESTRICTED_API", text)
+        assert Settings().restrictions.groups == groups
+    for text in ("logging", '["logging:admin-key=a"', "[1]", "{}", " "):
+        monkeypatch.setenv("POPGATE_RESTRICTED_API", text)
+        with pytest.raises(ValidationError, match="restricted_api"):
+            Settings()
 
 
 def test_only_a_variable_holds_several_models(monkeypatch: pytest.MonkeyPatch) -> None:

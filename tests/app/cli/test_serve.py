@@ -66,6 +66,10 @@ def test_wrong_environment(
     done = popgate("serve", "-m", tmp_path)
     assert done.code == 2
     assert "POPGATE_PORT: " in done.err
+    monkeypatch.setenv("POPGATE_RESTRICTED_API", "[]]")
+    done = popgate("serve", "-m", tmp_path, "--port", "0")
+    assert done.code == 2
+    assert "POPGATE_RESTRICTED_API: several restrictions are written" in done.err
 
 
 def test_the_port_that_kubernetes_sets_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
