@@ -46,6 +46,8 @@ LogFormat = Literal["text", "json"]
 TraceLevel = Literal["off", "timestamps", "tensors"]
 ControlModeName = Literal["managed", "none", "poll", "explicit"]
 
+#: The most seconds of a setting. The kernel's timers end at 24 days of milliseconds.
+LONGEST: Final = 1_000_000
 #: The value of `error_statuses` without a profile.
 HTTP_STATUSES: Final = "http"
 
@@ -64,8 +66,9 @@ def parse_device_wait(value: str) -> float | None:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise ValueError(f"{value!r} must be no-wait, forever or a number of seconds")
+    if not 0 <= seconds <= LONGEST:
+        wanted = f"no-wait, forever or a number of seconds up to {LONGEST}"
+        raise ValueError(f"{value!r} must be {wanted}")
     return seconds
 
 
@@ -200,7 +203,9 @@ class Shown:
 
 Bytes = Annotated[int, BeforeValidator(parse_size), Field(ge=0), Shown("SIZE")]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_names)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), Shown("SECONDS")]
+Seconds = Annotated[
+    float, Field(ge=0, le=LONGEST, allow_inf_nan=False), Shown("SECONDS")
+]
 Positive = Annotated[Seconds, Field(gt=0)]
 Port = Annotated[int, Field(ge=0, le=65535), Shown("PORT")]
 Text = Annotated[str, Field(min_length=1, max_length=100)]
@@ -282,7 +287,7 @@ class Settings(BaseSettings):
 
     A string takes far more memory and time than its bytes.
     """
-    request_timeout: Annotated[Positive, Field(le=1e6)] = 60.0
+    request_timeout: Positive = 60.0
     """Time limit of a request, which then fails with 504.
 
     A request may set a shorter limit, or a longer one if its model allows it (timeout,
