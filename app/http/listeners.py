@@ -57,7 +57,7 @@ class Listeners:
                 self.main = self._unix(settings.uds)
                 self.of_workers = [self.main] * workers
             else:
-                self.main = self._tcp(settings.host, settings.port)
+                self.main = self._tcp(settings.host, settings.port, "--port")
                 self.of_workers = [self.main]
                 if workers > 1:
                     self._share_out(settings.host, workers)
@@ -67,7 +67,7 @@ class Listeners:
             if METRICS in self.inherited:
                 self.metrics = self.inherited[METRICS]
             elif port is not None:
-                self.metrics = self._tcp(settings.host, port)
+                self.metrics = self._tcp(settings.host, port, "--metrics-port")
             if MANAGEMENT in self.inherited:
                 self.management = self.inherited[MANAGEMENT]
             elif path is not None:
@@ -93,8 +93,8 @@ class Listeners:
             self._open.append(self.of_workers[-1])
         self.main = self.of_workers[0]
 
-    def _tcp(self, host: str, port: int) -> socket.socket:
-        self._open.append(listen_tcp(host, port))
+    def _tcp(self, host: str, port: int, option: str) -> socket.socket:
+        self._open.append(listen_tcp(host, port, option=option))
         return self._open[-1]
 
     def _unix(self, path: Path, *, private: bool = False) -> socket.socket:

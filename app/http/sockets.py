@@ -23,11 +23,13 @@ class ListenError(Exception):
     """The server cannot listen on the address; the message tells the user why."""
 
 
-def listen_tcp(host: str, port: int, *, shared: bool = False) -> socket.socket:
+def listen_tcp(
+    host: str, port: int, *, shared: bool = False, option: str = "--port"
+) -> socket.socket:
     """Return a listening socket; port 0 chooses a free one.
 
     `shared` sockets listen on one port, and the kernel spreads connections among them.
-    Raises `ListenError`.
+    `option` sets the port. Raises `ListenError`.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -47,7 +49,7 @@ def listen_tcp(host: str, port: int, *, shared: bool = False) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as e:
         listener.close()
-        free = "stop that one or choose another with --port (0 takes a free one)"
+        free = f"stop that one or choose another with {option} (0 takes a free one)"
         why = "ports below 1024 need root"
         raise ListenError(_explain(e, f"{host}:{port}", free, why)) from e
     listener.setblocking(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import httpx
 import pytest
 
 from app.http.listeners import Listeners, inherited_sockets
-from app.http.sockets import ListenError
+from app.http.sockets import ListenError, listen_tcp
 from app.settings import Settings
 from tests.app.served import ROOT, ServedGateway, add, popgate
 from tests.support import WAIT
@@ -213,3 +214,10 @@ def test_the_socket_of_the_next_server_is_left(tmp_path: Path) -> None:
             client.connect(str(path))
     second.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_option_of_a_port_in_use_is_named() -> None:
+    with contextlib.closing(listen_tcp("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ListenError, match=f"{port}: .* with --metrics-port "):
+            Listeners(Settings(port=0, metrics_port=port))
