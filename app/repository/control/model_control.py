@@ -80,14 +80,17 @@ class ModelControl:
             scanned = await self._loads.scan(name, root, request.config)
             await self._loads.put(scanned, on_request=True)
             self.watch.follow(name, scanned)
+            # Read here, because another load may end during the clean-up.
+            record = self._records.record(name)
+            problem, passing = record.problem, record.passing
+            failure = _failure(record)
         finally:
             if root is not None:
                 self._uploaded.setdefault(name, []).append(root)
             await self._clean_up(name)
-        record = self._records.record(name)
-        if record.problem:
-            self._loads.log_failure(name, record.problem)
-            raise RepositoryError(_failure(record), passing=record.passing)
+        if problem:
+            self._loads.log_failure(name, problem)
+            raise RepositoryError(failure, passing=passing)
         logger.info("loaded model '%s', %s", name, versions_text(record.serving))
         return record
 

@@ -6,9 +6,12 @@ Covers: app/repository/control/control_mode.py, app/repository/control/folder_lo
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -243,3 +246,24 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     ended = run_popgate("serve", "-m", tmp_path, "--model-control-mode", "some")
     assert ended.returncode == 2
     assert "--model-control-mode" in ended.stderr
+
+
+def test_callers_at_the_same_time_learn_of_their_own_loads(tmp_path: Path) -> None:
+    content = base64.b64encode(models.affine(tmp_path / "m.popef").read_bytes())
+    root = tmp_path / "models"
+    root.mkdir()
+    cache = str(tmp_path / "cache")
+
+    def load(number: int) -> int:
+        good = {"max_queue_size": 1 + number}  # different, so that each is loaded
+        config = {"instances": 0} if number % 2 else good
+        parameters = {"config": json.dumps(config), "file:1/m.popef": content.decode()}
+        answer = gateway.client.post(
+            "/v2/repository/models/m/load", json={"parameters": parameters}
+        )
+        return answer.status_code
+
+    with ServedGateway(root, "--trust-loopback", "--cache-dir", cache) as gateway:
+        gateway.wait_ready()
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(load, range(32))) == [200, 400] * 16
