@@ -33,8 +33,9 @@ from popgate_client import (
     ServerError,
     Unavailable,
 )
-from popgate_client.core import FIRST_PAUSE
-from tests.support import until
+from popgate_client.core import FIRST_PAUSE, Core
+from popgate_client.steps import CallOptions, Options, Pause, RoundTrip
+from tests.support import WAIT, until
 
 X = np.array([[1, 2]], np.float32)
 GOOD = says(http(ANSWER))
@@ -185,6 +186,34 @@ def test_a_deadline_is_kept_here_and_told_there(way: str) -> None:
         document = peer.inferences[-1][2].partition(X.tobytes())[0]
         assert json.loads(document)["parameters"]["timeout"] == 250_000
         assert len(peer.inferences) == 2
+
+
+def test_the_deadline_covers_the_questions_of_the_first_call(way: str) -> None:
+    core = Core(Options("http://h"))
+    options = CallOptions(timeout=0.25)
+    for steps in (
+        core.infer("m", "", X, options),
+        core.events("m", "", X, options),
+        core.wait_until("/v2/health/ready", 0.25, "m"),
+    ):
+        ask = next(steps)
+        assert isinstance(ask, RoundTrip)
+        assert ask.deadline <= time.monotonic() + 0.25
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with Driven(way, url, timeout=WAIT) as client:
+            with pytest.raises(DeadlineExceeded):
+                client.infer("m", X, timeout=0.1)
+            with pytest.raises(DeadlineExceeded, match="not ready after"):
+                client.wait_ready("m", timeout=0.1)
+
+
+def test_a_slow_check_is_no_end_of_the_wait() -> None:
+    core = Core(Options("http://h", timeout=0.1))
+    steps = core.wait_until("/v2/health/ready", WAIT, "m")
+    next(steps)
+    assert isinstance(steps.throw(DeadlineExceeded("late")), Pause)
+    assert isinstance(next(steps), RoundTrip)
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -10,6 +10,7 @@ import math
 import random
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -52,9 +53,9 @@ class Core:
         self, model: str, version: str, value: Any, options: CallOptions
     ) -> Steps[Outputs]:
         """Send one request and return its response."""
-        known, inputs = yield from self._asked(model, version, value)
         limit = self._limit(options.timeout)
         deadline = _deadline(limit)
+        known, inputs = yield from self._asked(model, version, value, deadline)
         safe = options.sequence is None
         attempt = 0
         while True:
@@ -84,9 +85,11 @@ class Core:
         stream: bool,
     ) -> Steps[bytes]:
         """Return a request as the bytes to send, including its head."""
-        known, inputs = yield from self._asked(model, version, value)
+        limit = self._limit(options.timeout)
+        deadline = _deadline(limit)
+        known, inputs = yield from self._asked(model, version, value, deadline)
         make = known.stream if stream else known.request
-        request, parts = make(inputs, options, self._limit(options.timeout))
+        request, parts = make(inputs, options, limit)
         pieces = [p if isinstance(p, bytes) else p.tobytes() for p in parts]
         return b"".join([request.head, *pieces])
 
@@ -94,20 +97,21 @@ class Core:
         self, model: str, version: str, value: Any, options: CallOptions
     ) -> Steps[RoundTrip]:
         """Return the request whose answer is a stream of responses."""
-        known, inputs = yield from self._asked(model, version, value)
         limit = self._limit(options.timeout)
+        deadline = _deadline(limit)
+        known, inputs = yield from self._asked(model, version, value, deadline)
         request, parts = known.stream(inputs, options, limit)
-        return RoundTrip(request, parts, _deadline(limit))
+        return RoundTrip(request, parts, deadline)
 
     def _asked(
-        self, model: str, version: str, value: Any
+        self, model: str, version: str, value: Any, deadline: float
     ) -> Steps[tuple[KnownModel, Mapping[str, Any]]]:
         """Return the model and its inputs by name. The first call requests its
         description.
         """
         known = self._models.get((model, version))
         if known is None:
-            known = yield from self._learn(model, version)
+            known = yield from self._learn(model, version, deadline)
         return known, known.named(model, value)
 
     def _limit(self, timeout: float | None) -> float | None:
@@ -163,7 +167,7 @@ class Core:
         answer = yield from self._send(ask, safe=True)
         return _object(answer)
 
-    def _learn(self, model: str, version: str) -> Steps[KnownModel]:
+    def _learn(self, model: str, version: str, deadline: float) -> Steps[KnownModel]:
         """Learn the model's inputs, and whether the server reads binary tensors. If the
         server does not describe the model, values keep their own types.
         """
@@ -171,13 +175,13 @@ class Core:
         encoding = self.options.encoding
         binary = encoding is Encoding.binary if encoding else self._binary
         if binary is None:
-            document = yield from self._ask_softly("/v2")
+            document = yield from self._ask_softly("/v2", deadline)
             if document is not None:
                 extensions = document.get("extensions") or ()
                 binary = self._binary = BINARY_EXTENSION in extensions
         metadata, problem = None, None
         try:
-            metadata = yield from self._document(path)
+            metadata = yield from self._document(path, deadline)
         except (ConnectionFailed, DeadlineExceeded):
             raise
         except ClientError as error:
@@ -191,18 +195,18 @@ class Core:
             self._models[model, version] = known
         return known
 
-    def _ask_softly(self, path: str) -> Steps[dict[str, Any] | None]:
+    def _ask_softly(self, path: str, deadline: float) -> Steps[dict[str, Any] | None]:
         """Return a document, or None if the server does not return one."""
         try:
-            document = yield from self._document(path)
+            document = yield from self._document(path, deadline)
         except (ConnectionFailed, DeadlineExceeded):
             raise
         except ClientError:
             return None
         return document
 
-    def _document(self, path: str) -> Steps[dict[str, Any] | None]:
-        document = yield from self.ask("GET", path)
+    def _document(self, path: str, deadline: float) -> Steps[dict[str, Any] | None]:
+        document = yield from self.ask("GET", path, timeout=deadline - _clock())
         return document if isinstance(document, dict) else None
 
     # Everything else
@@ -227,13 +231,13 @@ class Core:
             return None
         return _json(answer)
 
-    def says_yes(self, path: str) -> Steps[bool]:
+    def says_yes(self, path: str, end: float = math.inf) -> Steps[bool]:
         """Return whether a path answers with 200; False also if the server cannot be
-        reached.
+        reached. `end`: a time of `time.monotonic`, if it is before the deadline.
         """
         ask = self._round_trip("GET", path, [b""], {}, self._limit(None))
         try:
-            answer = yield ask
+            answer = yield ask._replace(deadline=min(ask.deadline, end))
         except ConnectionFailed:
             return False
         return bool(answer.status == 200)
@@ -242,9 +246,10 @@ class Core:
         """Wait until a path answers with 200."""
         end = _clock() + timeout
         while True:
-            said = yield from self.says_yes(path)
-            if said:
-                return
+            with suppress(DeadlineExceeded):
+                said = yield from self.says_yes(path, end)
+                if said:
+                    return
             if _clock() + FIRST_PAUSE >= end:
                 raise DeadlineExceeded(f"{what} is not ready after {timeout:g} s")
             yield Pause(FIRST_PAUSE)
