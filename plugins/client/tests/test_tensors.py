@@ -5,13 +5,22 @@ Covers: plugins/client/src/popgate_client/encodings.py.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import ml_dtypes
+import msgpack
 import numpy as np
 import pytest
 
-from popgate_client import DTYPES, InvalidRequest, ServerError, Tensor, tensor_of
+from popgate_client import (
+    DTYPES,
+    Client,
+    InvalidRequest,
+    ServerError,
+    Tensor,
+    tensor_of,
+)
 from popgate_client.encodings import Encoding, decode, encode
 from popgate_client.http1 import Answer
 from popgate_client.tensors import to_bf16
@@ -144,6 +153,35 @@ def test_what_an_encoding_cannot_carry() -> None:
         encode(Encoding.npy, [one, one])
     with pytest.raises(InvalidRequest, match="cannot be written as JSON"):
         encode(Encoding.json, [one], parameters={"a": object()})
+
+
+@pytest.mark.parametrize("encoding", [Encoding.json, Encoding.msgpack])
+def test_parameters_of_any_encoding(encoding: Encoding) -> None:
+    one = tensor_of("x", [np.nan])
+    _, parts = encode(encoding, [one], parameters={"a": np.float32(1.5)})
+    body = b"".join(p for p in parts if isinstance(p, bytes))
+    loads = msgpack.unpackb if encoding is Encoding.msgpack else json.loads
+    assert loads(body)["parameters"] == {"a": 1.5}
+    for wrong in (object(), {1}):
+        with pytest.raises(InvalidRequest, match="the request cannot be written"):
+            encode(encoding, [one], parameters={"a": wrong})
+    if encoding is Encoding.msgpack:
+        for wrong in (2**70, "\ud800"):
+            with pytest.raises(InvalidRequest, match="the request cannot be written"):
+                encode(encoding, [one], parameters={"a": wrong})
+
+
+def test_documents_that_cannot_be_written() -> None:
+    with Client("http://127.0.0.1:1") as client:
+        for call in (
+            lambda: client.ask("POST", "/v1/x", {"a": object()}),
+            lambda: client.load("m", parameters={"a": {1}}),
+            lambda: client.load("m", config={"a": object()}),
+            lambda: client.rerank("m", "\ud800", ["a"]),
+            lambda: client.classify("m", "\ud800"),
+        ):
+            with pytest.raises(InvalidRequest, match="the request cannot be written"):
+                call()
 
 
 def output(datatype: str, data: str) -> bytes:

@@ -15,9 +15,16 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-import orjson
 
-from popgate_client.encodings import Encoding, Outputs, Parts, decode, loads, size_of
+from popgate_client.encodings import (
+    Encoding,
+    Outputs,
+    Parts,
+    decode,
+    dumps,
+    loads,
+    size_of,
+)
 from popgate_client.errors import (
     ClientError,
     ConnectionFailed,
@@ -144,12 +151,7 @@ class Core:
             name: item.tolist() if isinstance(item, np.ndarray | np.generic) else item
             for name, item in fields.items()
         }
-        try:
-            body = orjson.dumps(plain)
-        except TypeError as e:
-            raise InvalidRequest(
-                f"the request cannot be written as JSON: {e}"
-            ) from None
+        body = dumps(plain)
         headers = {"Content-Type": "application/json"}
         if limit is not None:  # a header, because a field would be passed to the model
             headers["X-Request-Timeout"] = f"{limit:.6f}"
@@ -222,7 +224,7 @@ class Core:
 
         Retries if the server cannot accept the call now.
         """
-        body = b"" if document is None else orjson.dumps(document)
+        body = b"" if document is None else dumps(document)
         headers = {"Content-Type": "application/json"} if method != "GET" else {}
         limit = self._limit(timeout)
         ask = self._round_trip(method, path, [body], headers, limit)

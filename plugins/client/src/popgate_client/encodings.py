@@ -102,7 +102,7 @@ def head_of_binary(
     ]
     if outputs is None and binary_outputs:
         parameters = {**parameters, "binary_data_output": True}
-    return _dumps(
+    return dumps(
         _document(inputs, outputs, parameters, request_id, binary=binary_outputs)
     )
 
@@ -144,14 +144,28 @@ def encode(
 
         inputs = [_described(t) | {"data": _bytes(t.raw())} for t in tensors]
         document = _document(inputs, outputs, more, request_id)
-        return headers, [bytes(msgpack.packb(document))]
+        try:
+            return headers, [bytes(msgpack.packb(document, default=_python))]
+        except (TypeError, ValueError, OverflowError) as e:
+            msg = f"the request cannot be written as msgpack: {e}"
+            raise InvalidRequest(msg) from None
     inputs = [_described(t) | {"data": t.values()} for t in tensors]
     document = _document(inputs, outputs, more, request_id)
     if all(t.array.dtype.kind != "f" or np.isfinite(t.array).all() for t in tensors):
-        return headers, [_dumps(document)]
+        return headers, [dumps(document)]
     for item in inputs:  # the fast writer turns NaN into null
         item["data"] = np.asarray(item["data"]).tolist()
-    return headers, [json.dumps(document).encode()]
+    try:
+        return headers, [json.dumps(document, default=_python).encode()]
+    except TypeError as e:
+        raise InvalidRequest(f"the request cannot be written as JSON: {e}") from None
+
+
+def _python(value: Any) -> Any:
+    """Return a number or array of NumPy as Python's. Raises TypeError for others."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
 def decode(answer: Answer, first_output: str = "output") -> Outputs:
@@ -263,7 +277,8 @@ def loads(data: memoryview | bytes) -> Any:
             raise ValueError("the JSON is nested too deeply") from None
 
 
-def _dumps(document: Any) -> bytes:
+def dumps(document: Any) -> bytes:
+    """Return a document as JSON. Raises `InvalidRequest`."""
     try:
         return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as e:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from popgate_client.encodings import (
     Encoding,
     Outputs,
     Wanted,
+    dumps,
     loads,
     outputs_of,
     words,
@@ -119,7 +119,7 @@ def load_parameters(
     """Return the document of a load."""
     more = dict(parameters or {})
     if config is not None:
-        more["config"] = config if isinstance(config, str) else json.dumps(config)
+        more["config"] = config if isinstance(config, str) else dumps(config).decode()
     return {"parameters": more} if more else {}
 
 
