@@ -157,6 +157,12 @@ def test_the_user_and_password_of_the_url(
         http({**ANSWER, "outputs": [{**ANSWER["outputs"][0], "shape": [7]}]}),  # type: ignore[dict-item]
         http(ANSWER, headers={"Inference-Header-Content-Length": "3"}),
         http(ANSWER).replace(b"FP32", b"FP99"),
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nno",
+        *(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n"
+            b"Inference-Header-Content-Length: %s\r\n\r\n0\r\n\r\n" % size
+            for size in (b"1" * 5000, b"\xb2")
+        ),
     ],
 )
 def test_answers_that_are_none(way: str, answer: bytes) -> None:
@@ -248,6 +254,13 @@ def test_no_attempt_that_would_be_too_late(way: str) -> None:
             ask(peer, way, timeout=5)
         assert full.value.retry_after == 60
         assert full.value.code == "queue_full"
+        assert len(peer.inferences) == 1
+
+
+def test_a_pause_without_end_is_none(way: str) -> None:
+    with Peer(refusal(429, "queue_full", Retry_After="1e300")) as peer:
+        with pytest.raises(Unavailable):
+            ask(peer, way, timeout=None)
         assert len(peer.inferences) == 1
 
 

@@ -208,6 +208,8 @@ NPY = (
         ("application/json", b"[" * 100_000),
         ("application/json", b"\xff" * 100_000),
         ("application/x-npy", NPY),
+        ("application/x-npy", NPY.replace(b"{", b"(")),
+        ("application/x-npy", b"PK\x03\x04"),
     ],
 )
 def test_an_answer_that_cannot_be_read(media: str, body: bytes) -> None:

@@ -322,7 +322,7 @@ class Core:
         doubled = attempt - 1 if named is None else attempt - 2
         longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2**doubled) if doubled >= 0 else 0.0
         pause = max(named or 0.0, longest * random.uniform(0.5, 1.0))
-        if _clock() + pause >= deadline:
+        if _clock() + pause >= deadline or pause >= _LIFETIME:
             raise error
         return pause
 

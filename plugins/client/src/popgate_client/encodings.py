@@ -30,11 +30,8 @@ Parts: TypeAlias = "list[bytes | Array]"
 #: Names of outputs, or options for each: ``{"scores": {"classification": 3}}``.
 Wanted: TypeAlias = "Sequence[str] | Mapping[str, Mapping[str, Any]]"
 
-#: The errors of answers that are not valid. MemoryError: a .npy of a huge shape.
-UNREADABLE = (
-    ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError,
-    MemoryError,
-)  # fmt: skip
+#: The errors of answers that are not valid.
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
 
 class Encoding(StrEnum):
@@ -256,7 +253,10 @@ def _named(
 
 
 def _decode_npy(body: memoryview | bytes, name: str) -> Outputs:
-    array = np.load(io.BytesIO(body), allow_pickle=False)
+    try:
+        array = np.lib.format.read_array(io.BytesIO(body), allow_pickle=False)
+    except Exception as e:  # NumPy reads the head with Python's tokenizer
+        raise ValueError(f"not a .npy file: {words(e)}") from None
     if array.dtype.kind == "V":  # .npy has no name for brain floats
         tensor = Tensor(name, "BF16", array_of("BF16", array.shape, array.tobytes()))
     else:

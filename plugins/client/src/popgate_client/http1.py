@@ -44,6 +44,15 @@ class Answer:
         return self._headers.get(name, "")
 
 
+def document_size(headers: Mapping[str, str], body: int) -> int:
+    """Return the bytes of the document in front of binary tensors; -1 if the headers do
+    not say it, or more than the bytes of the body.
+    """
+    text = headers.get("inference-header-content-length", "")
+    is_number = text.isdecimal() and len(text) <= len(str(body))
+    return int(text) if is_number and int(text) <= body else -1
+
+
 class AnswerReader:
     """Reads one answer after the other from a connection. Not thread-safe.
 
@@ -148,8 +157,7 @@ class _Message:
         """Return the answer, once."""
         del self._parser  # its circle with this object is not left to the collector
         body = memoryview(self._pieces) if self.body is None else self.body
-        length = self._headers.get("inference-header-content-length", "")
-        size = int(length) if length.isdigit() and int(length) <= len(body) else -1
+        size = document_size(self._headers, len(body))
         return Answer(
             self._status, self._headers, body, json_length=size, keep=self.keep
         )
@@ -181,8 +189,7 @@ class _Message:
             )
         else:
             self.until_end = False
-            length = self._headers.get("inference-header-content-length", "0")
-            pad = -int(length) % _ALIGNMENT if length.isdigit() else 0
+            pad = -max(0, document_size(self._headers, int(size))) % _ALIGNMENT
             self.body = np.empty(pad + int(size), np.uint8).data[pad:]
 
     def on_body(self, data: bytes) -> None:

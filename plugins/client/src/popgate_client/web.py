@@ -17,7 +17,7 @@ import httpx
 from popgate_client.connections import late, no_connection
 from popgate_client.encodings import Parts
 from popgate_client.errors import ClientError, ConnectionFailed, ServerError
-from popgate_client.http1 import Answer
+from popgate_client.http1 import Answer, document_size
 from popgate_client.refusals import answer_error
 from popgate_client.steps import Options, RoundTrip
 from popgate_client.tls import context_without_authorities, default_context
@@ -64,6 +64,8 @@ def _errors(options: Options) -> Iterator[None]:
         raise ServerError(f"the answer is not HTTP: {e}", sent=True) from None
     except httpx.TransportError as e:
         raise ConnectionFailed(str(e) or repr(e), sent=True) from None
+    except httpx.RequestError as e:  # compressed wrongly, or too many redirects
+        raise ServerError(f"the answer cannot be read: {e}", sent=True) from None
     except httpx.InvalidURL as e:
         raise ClientError(f"{options.url}: {e}") from None
 
@@ -89,9 +91,8 @@ class _Body:
 
 
 def _answer(response: httpx.Response, body: bytearray) -> Answer:
+    size = document_size(response.headers, len(body))
     headers: Mapping[str, str] = response.headers
-    length = headers.get("inference-header-content-length", "")
-    size = int(length) if length.isdigit() and int(length) <= len(body) else -1
     return Answer(response.status_code, headers, memoryview(body), json_length=size)
 
 
