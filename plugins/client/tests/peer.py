@@ -62,6 +62,7 @@ class Peer:
     def __init__(self, *replies: Reply, extensions: list[str] | None = None) -> None:
         self.replies = list(replies)
         self.extensions = ["binary_tensor_data"] if extensions is None else extensions
+        self.metadata: dict[str, Any] = METADATA
         self.requests: list[tuple[str, bytes, bytes]] = []  # line, head, body
         self.connections = 0
         self.released = threading.Event()
@@ -115,7 +116,7 @@ class Peer:
         if path == "/v2":
             connection.sendall(http({"name": "peer", "extensions": self.extensions}))
         else:
-            connection.sendall(http(METADATA))
+            connection.sendall(http(self.metadata))
         return True
 
     def __enter__(self) -> Self:

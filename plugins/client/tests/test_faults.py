@@ -95,6 +95,15 @@ def test_an_informational_answer_first(way: str) -> None:
         assert ask(peer, way) == [[3.0, 5.0]]
 
 
+def test_more_inputs_than_a_system_call_takes() -> None:
+    many = {f"x{n}": np.array([n], np.int32) for n in range(1100)}
+    with Peer(GOOD) as peer, Client(peer.url, encoding="binary") as client:
+        peer.metadata = {"inputs": [], "outputs": []}
+        assert client.infer("m", many)["y"].tolist() == [[3.0, 5.0]]
+        tensors = peer.inferences[0][2][-4 * len(many) :]
+    assert np.frombuffer(tensors, np.int32).tolist() == list(range(len(many)))
+
+
 def test_nobody_there(way: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

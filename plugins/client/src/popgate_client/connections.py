@@ -21,6 +21,8 @@ from popgate_client.steps import Options, RoundTrip
 _clock = time.monotonic
 #: Differences between timeouts below this are ignored.
 _SAME = 0.9
+#: Most pieces of one system call.
+_MOST_PARTS = 1024
 
 
 def late(sent: bool, what: str) -> DeadlineExceeded:
@@ -91,7 +93,8 @@ class ServerConnection:
 
     def _send(self, parts: Parts, deadline: float) -> None:
         self._wait(deadline)
-        sent = self._socket.sendmsg(parts)  # type: ignore[arg-type] # arrays, too
+        first = parts[:_MOST_PARTS]
+        sent = self._socket.sendmsg(first)  # type: ignore[arg-type] # arrays, too
         if sent == sum(map(size_of, parts)):
             return
         for part in parts:
