@@ -321,6 +321,41 @@ def test_errors_by_who_must_act(
         assert len(peer.inferences) == 1
 
 
+def test_a_redirect_names_its_target(way: str) -> None:
+    moved = b"HTTP/1.1 301 Moved\r\nLocation: https://h/\r\nContent-Length: 1\r\n\r\n<"
+    to = "the server redirects to https://h/"
+    with Peer(says(moved)) as peer, pytest.raises(ServerError, match=to):
+        ask(peer, way)
+
+
+@pytest.mark.parametrize("host", ["a..b", ".h", "a" * 64, "h" * 64 + ".de"])
+def test_hosts_whose_names_are_not_valid(host: str) -> None:
+    with pytest.raises(InvalidRequest, match="the host's name is not valid"):
+        Client(f"http://{host}:1")
+    assert Client("http://müller.de:1").address == ("xn--mller-kva.de", 1)
+
+
+def test_headers_of_latin_1(way: str) -> None:
+    with Peer(GOOD) as peer:
+        ask(peer, way, headers={"X-Name": "ß"})
+        assert b": \xdf\r\n" in peer.inferences[0][1]
+        with pytest.raises(InvalidRequest, match="Authorization has a line") as wrong:
+            ask(peer, way, api_key="secret\n")
+        assert "secret" not in str(wrong.value)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # httpx's
+@pytest.mark.parametrize(
+    "options", [{"verify": "/none.pem"}, {"verify": False, "cert": "/none.pem"}]
+)
+def test_files_of_certificates_that_are_missing(options: dict[str, Any]) -> None:
+    with (
+        Client("https://127.0.0.1:1", **options) as client,
+        pytest.raises(ClientError, match=r"/none\.pem.*No such file"),
+    ):
+        client.live()
+
+
 def test_an_error_that_is_not_json(way: str) -> None:
     page = b"HTTP/1.1 502 Bad\r\nContent-Length: 11\r\n\r\n<h1>no</h1>"
     with Peer(says(page)) as peer, pytest.raises(Unavailable, match="<h1>no</h1>"):

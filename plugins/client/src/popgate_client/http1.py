@@ -231,9 +231,12 @@ def request_head(
 
 
 def check_headers(headers: Iterable[tuple[str, str]]) -> None:
-    """Raise `InvalidRequest` for a value that would break out of its header."""
+    """Raise `InvalidRequest` for a value that would break out of its header. The error
+    does not show the value, which may be a key.
+    """
     for name, value in headers:
         if not name or not name.isascii() or set(name) & set(" \r\n\t:\0"):
             raise InvalidRequest(f"invalid name of a header: {name!r}")
         if set(value) & set("\r\n\0"):
-            raise InvalidRequest(f"invalid value of the header {name}: {value!r}")
+            msg = f"the value of the header {name} has a line break or a zero byte"
+            raise InvalidRequest(msg)

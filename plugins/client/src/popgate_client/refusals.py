@@ -43,6 +43,8 @@ def answer_error(answer: Answer, request_id: str = "") -> ClientError:
     if isinstance(document, dict):
         text = str(document.get("error") or document.get("detail") or text)
         code = str(document.get("code") or "")
+    if 300 <= answer.status < 400 and (place := answer.header("location")):
+        text = f"the server redirects to {place}; name that server in the URL"
     identifier = answer.header("x-request-id") or request_id
     return error_of(answer.status, text, code, identifier, _retry_after(answer))
 

@@ -89,8 +89,14 @@ class Options:
         is_whole = not (parts.query or parts.fragment)
         if parts.scheme not in ("http", "https") or not (parts.hostname and is_whole):
             raise InvalidRequest(f"{self.url}: {_EXPECTED}")
+        try:
+            name = parts.hostname.encode("idna").decode()
+        except UnicodeError:
+            raise InvalidRequest(f"{self.url}: the host's name is not valid") from None
+        if not host.isascii():
+            host = name if port is None else f"{name}:{port}"
         secure = parts.scheme == "https"
-        address = (parts.hostname, port or (443 if secure else 80))
+        address = (name, port or (443 if secure else 80))
         self._set(address, parts.path.rstrip("/"), host, secure=secure)
 
     def _authorize(self, user: str, password: str) -> None:

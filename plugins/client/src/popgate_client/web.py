@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -36,11 +36,17 @@ def _request(client: Any, options: Options, ask: RoundTrip) -> httpx.Request:
     built: httpx.Request = client.build_request(
         request.method,
         f"{scheme}://{host}{request.target}",
-        headers=[("Accept-Encoding", "identity"), *request.headers],
+        headers=[(b"Accept-Encoding", b"identity"), *_encoded(request.headers)],
         content=body,
         timeout=httpx.Timeout(left, connect=min(left, options.connect_timeout)),
     )
     return built
+
+
+def _encoded(headers: Iterable[tuple[str, str]]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield headers as bytes, because httpx would encode them as ASCII."""
+    for name, value in headers:
+        yield name.encode(), value.encode("latin-1")
 
 
 def _joined(document: bytes, parts: Parts) -> bytes:
@@ -125,14 +131,25 @@ def new_client(options: Options, given: Mapping[str, Any]) -> httpx.Client:
     """Return a blocking client of httpx."""
     arguments, uds = http_options(options, given)
     transport = httpx.HTTPTransport(verify=False, uds=uds) if uds else None
-    return httpx.Client(transport=transport, **arguments)
+    with _option_errors(given):
+        return httpx.Client(transport=transport, **arguments)
 
 
 def new_async_client(options: Options, given: Mapping[str, Any]) -> httpx.AsyncClient:
     """Return one for an event loop."""
     arguments, uds = http_options(options, given)
     transport = httpx.AsyncHTTPTransport(verify=False, uds=uds) if uds else None
-    return httpx.AsyncClient(transport=transport, **arguments)
+    with _option_errors(given):
+        return httpx.AsyncClient(transport=transport, **arguments)
+
+
+@contextmanager
+def _option_errors(given: Mapping[str, Any]) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, ImportError) as e:  # of a file, or of a proxy's URL
+        said = ", ".join(f"{k}={v!r}" for k, v in given.items() if k != "proxy")
+        raise ClientError(f"{said}: {e}") from None
 
 
 def exchange(client: httpx.Client, options: Options, ask: RoundTrip) -> Answer:
