@@ -223,3 +223,19 @@ def test_npy_leaves_the_encoding_of_several_outputs_open() -> None:
     for encoding in Encoding:
         headers, _ = encode(encoding, [tensor])
         assert ("Accept" in headers) is (encoding is not Encoding.npy)
+
+
+BUFFER = b"a\0\xff"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [bytearray(BUFFER)], [memoryview(BUFFER)], ("a", memoryview(BUFFER)),
+        [[bytearray(BUFFER), b"b"]], np.array([bytearray(BUFFER), None], object)[:1],
+    ],
+)  # fmt: skip
+def test_buffers_are_strings_of_bytes(value: Any) -> None:
+    assert BUFFER in tensor_of("x", value, "BYTES").array.reshape(-1).tolist()
+    alone = tensor_of("x", bytearray(BUFFER), "BYTES", [-1])
+    assert alone.array.tolist() == [BUFFER]

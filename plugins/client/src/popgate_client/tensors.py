@@ -17,6 +17,7 @@ from popgate_client.values import (
     whole_numbers,
     with_gaps,
     with_rank,
+    without_buffers,
 )
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -108,6 +109,8 @@ def _array(name: str, value: Any, datatype: str) -> Array:
         raise InvalidRequest(msg)
     if isinstance(value, np.ndarray):
         return np.asarray(value)  # encoders know no subclasses
+    if datatype == "BYTES":
+        value = without_buffers(value)
     text = isinstance(value, str | bytes) or datatype == "BYTES"
     try:
         # NumPy's own strings lose zero bytes at their end.
@@ -141,8 +144,8 @@ def _bytes_array(array: Array, other: Callable[[Any], object] = str) -> Array:
     strings.
     """
     flat = [
-        item
-        if isinstance(item, bytes)
+        bytes(item)
+        if isinstance(item, bytes | bytearray | memoryview)
         else (item if isinstance(item, str) else str(other(item))).encode()
         for item in array.reshape(-1).tolist()
     ]

@@ -102,6 +102,19 @@ def with_rank(array: Array, shape: Sequence[int] | None) -> Array:
     return array
 
 
+def without_buffers(value: Any) -> Any:
+    """Return a value with `bytes` for other buffers, whose bytes NumPy would take for
+    numbers. If the first element is no buffer, NumPy keeps the others as they are.
+    """
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, list | tuple) and value:
+        first = without_buffers(value[0])
+        if first is not value[0]:
+            return [first, *map(without_buffers, value[1:])]
+    return value
+
+
 def whole_numbers(value: Any, array: Array) -> Array:
     """Return the array of a list: whole numbers of Python if NumPy made floats of them
     because they need 64 bits.
