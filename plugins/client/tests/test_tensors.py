@@ -218,6 +218,16 @@ def test_an_answer_that_cannot_be_read(media: str, body: bytes) -> None:
     assert len(str(caught.value)) < 500
 
 
+def test_brain_floats_lose_only_precision() -> None:
+    values = np.array([1.5, 300, -1, 1e38], ml_dtypes.bfloat16)
+    for value, datatype in zip(values, ("INT8", "UINT8", "UINT8", "FP16"), strict=True):
+        with pytest.raises(InvalidRequest, match=f"{datatype}"):
+            tensor_of("x", np.array([value]), datatype)
+    assert tensor_of("x", values[1:2], "INT32").array.tolist() == [300]
+    assert tensor_of("x", values[:1], "FP16").array.tolist() == [1.5]
+    assert tensor_of("x", values[:1]).datatype == "BF16"
+
+
 def test_npy_leaves_the_encoding_of_several_outputs_open() -> None:
     tensor = Tensor("x", "FP32", np.zeros((1, 2), np.float32))
     for encoding in Encoding:

@@ -173,9 +173,11 @@ def _cast(name: str, array: Array, datatype: str) -> Array:
             f"input {name}: unknown datatype {datatype}; expected one of the Open "
             "Inference Protocol, as in FP32"
         )
+    if array.dtype.name == "bfloat16":
+        array = array.astype(np.float32)
     if array.dtype == wanted:
         return array
-    if array.size == 0 or array.dtype.name == "bfloat16":
+    if array.size == 0:
         return array.astype(wanted)
     try:
         if datatype in _EXACT and array.dtype == object:
