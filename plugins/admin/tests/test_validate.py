@@ -51,6 +51,10 @@ def test_what_cannot_be_looked_at(tmp_path: Path) -> None:
     ended = run_popgate("validate", tmp_path / "none")
     assert ended.returncode == 2
     assert "the folder" in ended.stderr
+    model = models.weighted(tmp_path / "m.popef")
+    ended = run_popgate("validate", model)
+    assert (ended.returncode, f"{model} is a file;" in ended.stderr) == (2, True)
+    model.unlink()
     ended = run_popgate("validate", tmp_path, "--devices", "tpu:1")
     assert ended.returncode == 2
     ended = run_popgate("validate", tmp_path, POPGATE_DEVICES="tpu:1")

@@ -157,6 +157,7 @@ def test_nothing_overwrites_another(popgate: Call, tmp_path: Path) -> None:
         (["a.onnx", "--threads", "100000"], 2, "threads must be from 1 to 1024"),
         (["a.onnx", "--weights", "outside"], 2, "weights must be data or inside"),
         (["a.onnx", "--weights-from", "big"], 2, "'big' is not a size"),
+        (["a.onnx", "--timeout", "inf"], 2, "Invalid value for '--timeout'"),
         (["a.onnx", "--rename-input", "x"], 2, "--rename-input x: expected NAME="),
         (["a.onnx", "--metadata", "k=1", "--metadata", "k=2"], 2, "k is given twice"),
     ],

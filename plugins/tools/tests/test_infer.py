@@ -98,6 +98,7 @@ def test_several_inputs_and_a_version(popgate: Call, gateway: ServedGateway) -> 
     ("arguments", "code", "text"),
     [
         (["none"], 1, "unknown model: 'none' is not found (status 404, request "),
+        ([""], 2, "the server does not describe the inputs of the model ''"),
         (["broken"], 1, "broken is UNAVAILABLE: version 1: broken.popef"),
         (["affine"], 2, "--input input=… is missing. affine takes: input FP32[-1,4]"),
         (["affine", "-i", "x=1"], 2, "no input 'x'"),

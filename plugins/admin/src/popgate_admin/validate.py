@@ -79,6 +79,8 @@ def validate(
         _elsewhere(place, remote, json)
         return
     if not root.is_dir():
+        if root.exists():
+            raise CommandError(f"{root} is a file; name its folder", EXIT_USAGE)
         raise CommandError(f"the folder {root} does not exist", EXIT_USAGE)
     count = _count(devices)
     try:

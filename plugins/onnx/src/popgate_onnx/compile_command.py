@@ -127,7 +127,9 @@ _Quantize = Annotated[
 ]  # fmt: skip
 _Timeout = Annotated[
     float,
-    typer.Option(metavar="SECONDS", min=0.1, help="Time limit for compiling a model."),
+    typer.Option(
+        metavar="SECONDS", min=0.1, max=1e6, help="Time limit for compiling a model."
+    ),
 ]
 _Memory = Annotated[
     str,

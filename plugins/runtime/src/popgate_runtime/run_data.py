@@ -21,11 +21,8 @@ from popef_io import DataType
 from popgate_client import InvalidRequest, array_of, tensor_of
 from popgate_client import Tensor as NamedTensor
 from popgate_client.values import fixed_width
-from popgate_tools.synthetic import synthetic_array
-from popgate_tools.tensors import pick, read_archive, read_value, text_of
-
-#: Most elements of synthetic data; a higher number is a mistake, such as --batch 1e9.
-MAX_ELEMENTS = 1 << 30
+from popgate_tools.synthetic import MAX_ELEMENTS, synthetic_array
+from popgate_tools.tensors import pick, read_archive, read_value, text_of, writing
 
 
 def datatype_name(desc: DataDesc) -> str:

@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 from popef_io import DataType
 
+#: Most elements of synthetic data; a higher number is a mistake, such as --batch 1e9.
+MAX_ELEMENTS = 1 << 30
+
 
 def synthetic_array(
     random: np.random.Generator, data_type: DataType, shape: tuple[int, ...]

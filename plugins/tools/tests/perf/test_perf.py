@@ -139,6 +139,10 @@ def test_inputs_without_elements(popgate: Call, serve: Serve) -> None:
         (["affine", "-e", "xml"], 2, "expected one of json"),
         (["affine", "--json", "/none/x.json"], 2, "no such folder"),
         (["affine", "--shape", "input=1,3"], 1, "unexpected shape"),
+        (["affine", "--shape", "input=a,3"], 2, "--shape input=a,3: expected sizes"),
+        (["affine", "--shape", "input=-1,4"], 2, "--shape input=-1,4: expected sizes"),
+        (["affine", "-b", "9999999999"], 2, "would have 39999999996 elements"),
+        (["affine", "--json", "/"], 2, "/ is a folder; name a file"),
     ],
 )
 def test_mistakes(

@@ -48,6 +48,8 @@ def test_no_gateway() -> None:
     ended = run_popgate("top", "--url", "ftp://nowhere")
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
+    ended = run_popgate("top", "--interval", "inf")
+    assert (ended.returncode, "Invalid value" in ended.stderr) == (2, True)
 
 
 def test_a_gateway_that_wants_a_key(tmp_path: Path) -> None:

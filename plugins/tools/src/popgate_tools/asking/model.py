@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from app.cli.errors import CommandError
+from app.cli.errors import EXIT_USAGE, CommandError
 from app.observe.log_text import escaped
 
 if TYPE_CHECKING:
@@ -64,7 +64,11 @@ def ask_model(client: Client, name: str, version: str) -> AskedModel:
 
 def asked_model(name: str, metadata: Any, config: Any) -> AskedModel:
     """Read a model's metadata and its configuration, {} if the server has none."""
-    inputs = {i["name"]: (i["datatype"], i["shape"]) for i in metadata["inputs"]}
+    try:
+        inputs = {i["name"]: (i["datatype"], i["shape"]) for i in metadata["inputs"]}
+    except (KeyError, TypeError):  # the server's own metadata, for an empty name
+        msg = f"the server does not describe the inputs of the model {name!r}"
+        raise CommandError(msg, EXIT_USAGE) from None
     return AskedModel(
         name,
         str((metadata.get("versions") or [""])[-1]),

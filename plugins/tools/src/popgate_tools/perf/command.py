@@ -134,6 +134,8 @@ def _check_folders(*targets: Path | None) -> None:
     for target in targets:
         if target is not None and not target.parent.is_dir():
             raise CommandError(f"{target}: no such folder", EXIT_USAGE)
+        if target is not None and target.is_dir():
+            raise CommandError(f"{target} is a folder; name a file", EXIT_USAGE)
 
 
 class _Windows(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from popgate_tools.asking import (
     ask_model,
     sequence_parameters,
 )
-from popgate_tools.synthetic import synthetic_array
+from popgate_tools.synthetic import MAX_ELEMENTS, synthetic_array
 from popgate_tools.tensors import read_value
 
 #: Different requests that are sent in turn.
@@ -108,12 +109,19 @@ class _Values:
         return {**self._fixed, **made}
 
     def _synthetic(self, key: str, datatype: str, shape: list[int]) -> Tensor:
-        dims = [int(d) for d in self._wanted.get(key, ())] or [
+        dims = self._wanted.get(key) or tuple(
             dim if dim >= 0 else self._batch if at == 0 else 1
             for at, dim in enumerate(shape)
-        ]
+        )
+        sizes = tuple(dim for dim in dims if isinstance(dim, int) and dim >= 0)
+        if sizes != dims:
+            shown = ",".join(map(str, dims))
+            raise InvalidRequest(f"--shape {key}={shown}: expected sizes, as in 1,3")
         kind = DATATYPES[datatype].data_type
-        array = synthetic_array(self._random, kind, tuple(dims))
+        if (count := math.prod(sizes)) > MAX_ELEMENTS:
+            msg = f"input {key} would have {count} elements; set fewer"
+            raise InvalidRequest(f"{msg} with --batch or --shape")
+        array = synthetic_array(self._random, kind, sizes)
         if datatype == "BF16":
             array = (array.astype(np.uint32) << 16).view(np.float32)
         return Tensor(key, datatype, array)

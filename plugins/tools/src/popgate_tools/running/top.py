@@ -35,7 +35,10 @@ _PHASES = {
 @grouped
 def top(
     interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="Time between updates.")
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.1, max=86_400, help="Time between updates."
+        ),
     ] = 1.0,
     once: Annotated[
         bool, typer.Option("--once", help="Print the figures once, then exit.")
