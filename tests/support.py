@@ -64,6 +64,17 @@ def is_gone(pid: int) -> bool:
 
 
 @contextlib.contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Lets no file of this process grow beyond so many bytes, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextlib.contextmanager
 def no_descriptors(but: int = 0) -> Iterator[None]:
     """Lets this process open no further descriptors, or so few, until the end of the
     block.

@@ -15,6 +15,7 @@ from engine import DataDesc, Tensor
 from popef_io import DataType
 from popgate_client import tensor_of
 from popgate_runtime.run_data import make_inputs, save
+from tests.support import file_size_limit
 
 DESCS = [
     DataDesc("image", (-1, 4), DataType.F32),
@@ -133,3 +134,12 @@ def test_strings_that_a_file_of_arrays_cannot_hold(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="'y' has strings that end in a zero byte"):
         save([tensor_of("y", [b"a\0", b"b"])], tmp_path / "z.npz")
     assert not (tmp_path / "z.npz").exists()
+
+
+def test_a_file_that_cannot_be_written_completely(tmp_path: Path) -> None:
+    large = tensor_of("y", np.ones(100_000, np.float32))
+    for name in ("y.npy", "y.npz"):
+        with file_size_limit(1 << 16), pytest.raises(CommandError, match=name) as full:
+            save([large], tmp_path / name)
+        assert "None" not in str(full.value)
+        assert not (tmp_path / name).exists()

@@ -12,6 +12,7 @@ import pytest
 
 from tests.app.cli.calls import Call
 from tests.app.served import ServedGateway
+from tests.support import file_size_limit
 
 ENCODINGS = ["json", "msgpack", "binary", "npy"]
 
@@ -41,6 +42,21 @@ def test_files(
     assert done.code == 0, done.err
     assert done.out == f"output  FP32[5,4] → {target}\n"
     np.testing.assert_allclose(np.load(target), data * 2 + 1, rtol=1e-6)
+
+
+def test_files_that_cannot_be_written(
+    popgate: Call, gateway: ServedGateway, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "in.npy", tmp_path / "out.npy"
+    np.save(source, np.ones((20_000, 4), np.float32))
+    with file_size_limit(1 << 16):
+        done = popgate(
+            "infer", "affine", "--url", gateway.url,
+            "-i", f"input={source}", "-o", f"output={target}",
+        )  # fmt: skip
+    assert done.code == 1
+    assert f"{target}: not written completely; the disk may be full" in done.err
+    assert not target.exists()
 
 
 def test_archives(popgate: Call, gateway: ServedGateway, tmp_path: Path) -> None:

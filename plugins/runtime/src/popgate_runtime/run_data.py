@@ -218,14 +218,11 @@ def save(outputs: Sequence[NamedTensor], target: Path) -> None:
             f"{names}; write a .npz file"
         )
         raise CommandError(msg, EXIT_USAGE)
-    try:
-        with target.open("wb") as file:
-            if target.suffix == ".npy":
-                np.save(file, next(iter(arrays.values())), allow_pickle=False)
-            else:
-                _write_archive(file, arrays)
-    except OSError as e:
-        raise CommandError(f"{target}: {e.strerror}") from None
+    with writing(target) as file:
+        if target.suffix == ".npy":
+            np.save(file, next(iter(arrays.values())), allow_pickle=False)
+        else:
+            _write_archive(file, arrays)
 
 
 def _write_archive(file: IO[bytes], arrays: Mapping[str, npt.NDArray[Any]]) -> None:

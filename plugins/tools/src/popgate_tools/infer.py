@@ -145,7 +145,7 @@ def _deliver(results: Outputs, wanted: dict[str, str], number: int) -> None:
     from app.spec import notation
     from popgate_client import Tensor
     from popgate_client.values import fixed_width
-    from popgate_tools.tensors import text_of
+    from popgate_tools.tensors import text_of, writing
 
     for name in wanted:
         if name not in results:
@@ -163,10 +163,8 @@ def _deliver(results: Outputs, wanted: dict[str, str], number: int) -> None:
                 target = target.with_suffix(f".{number}{target.suffix}")
             try:
                 saved = fixed_width(array) if datatype == "BYTES" else array
-                with target.open("wb") as file:
+                with writing(target) as file:
                     np.save(file, saved, allow_pickle=False)
-            except OSError as e:
-                raise CommandError(f"{target}: {e.strerror}") from None
             except ValueError as e:
                 raise CommandError(f"--output {name}: the output {e}") from None
             typer.echo(f"{head} → {target}")

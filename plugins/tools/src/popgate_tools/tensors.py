@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
+from app.cli.errors import CommandError
 from popgate_client import Array, InvalidRequest, Tensor, tensor_of
 
 
@@ -94,6 +97,22 @@ def _read_file(path: str, name: str, datatype: str) -> Any:
         return Path(path).read_bytes()
     except OSError as e:
         raise InvalidRequest(f"input {name}: {path}: {e.strerror}") from None
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[IO[bytes]]:
+    """Open a file for arrays. If it cannot be written completely, remove it and raise
+    `CommandError`.
+    """
+    try:
+        with target.open("wb") as file:
+            yield file
+    except OSError as e:
+        if target.is_file():
+            target.unlink()
+        # NumPy counts elements; it does not say that the disk is full.
+        why = e.strerror or "not written completely; the disk may be full"
+        raise CommandError(f"{target}: {why}") from None
 
 
 def text_of(tensor: Tensor) -> str:
