@@ -22,7 +22,7 @@ from popef_io import DataType
 from tests.app.cli.calls import Call
 from tests.app.served import POPGATE, ROOT, Serve, ServedGateway
 from tests.engine.models import Port, write_model
-from tests.support import until
+from tests.support import file_size_limit, until
 
 
 def lines(path: Path) -> list[Any]:
@@ -263,6 +263,18 @@ def test_results_of_something_else(
     done = popgate(*arguments, "-o", other)
     assert done.code == 2
     assert other.read_text() == "precious\n"
+
+
+def test_failed_rows_that_cannot_be_written(
+    popgate: Call, gateway: ServedGateway, tmp_path: Path
+) -> None:
+    """None is lost: the command ends with an error, as for results."""
+    source = tmp_path / "rows.jsonl"
+    source.write_text('{"input": [1]}\n' * 1000)
+    with file_size_limit(1 << 16):
+        done = popgate("batch", "affine", "-i", source, "--url", gateway.url)
+    assert done.code == 1
+    assert "the results cannot be written: [Errno 27]" in done.err
 
 
 def test_mistakes(popgate: Call, gateway: ServedGateway, tmp_path: Path) -> None:

@@ -228,7 +228,10 @@ class _BatchRun:
         stream = self._client.stream(self._name, row.inputs, **options)
         self._results.add_all(row, [outputs async for outputs in stream])
 
-    async def _one(self, row: InputRow, show: Any) -> None:
+    async def _record(self, row: InputRow) -> None:
+        """Write a row's result, or why it has none. Raises an error that all rows would
+        have.
+        """
         from popgate_client import (
             AuthenticationError,
             ClientError,
@@ -236,17 +239,25 @@ class _BatchRun:
             NotFound,
         )
 
+        if row.problem:
+            self._results.fail(row, row.problem, "")
+            return
         try:
-            if row.problem:
-                self._results.fail(row, row.problem, "")
-            else:
-                await self._send(row)
-        except (ConnectionFailed, NotFound, AuthenticationError) as e:
-            self._fatal = e  # every row would fail in the same way
+            await self._send(row)
+        except (ConnectionFailed, NotFound, AuthenticationError):
+            raise
         except ClientError as e:
             self._results.fail(row, e.message, e.code)
+
+    async def _one(self, row: InputRow, show: Any) -> None:
+        from popgate_client import ClientError
+
+        try:
+            await self._record(row)
+        except ClientError as e:
+            self._fatal = e  # every row would fail in the same way
         except OSError as e:  # a full disk
-            self._fatal = CommandError(str(e))
+            self._fatal = CommandError(f"the results cannot be written: {e}")
         except Exception as e:  # the wait for all rows raises it
             self._fatal = e
         finally:
