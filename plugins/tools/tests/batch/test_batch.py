@@ -284,9 +284,17 @@ def test_mistakes(popgate: Call, gateway: ServedGateway, tmp_path: Path) -> None
     binary.write_bytes(b"a\n\xff\n")
     twice = tmp_path / "twice.csv"
     twice.write_text("a,b,a\n1,2,3\n")
+    rows = tmp_path / "rows-1.csv"
+    rows.write_text("a,b\n1,2\n")
     asked = ["--url", gateway.url]
     for arguments, code, said in (
         (["affine", "-i", twice, *asked], 2, "twice.csv: the table has the column 'a'"),
+        (["affine", "-i", rows, "--keep", "c", *asked], 2, "rows-1.csv are a, b"),
+        (["affine", "-i", tmp_path, "--keep", "a", *asked], 2, "has no columns for"),
+        (["affine", "-i", tmp_path, "--column", "a", *asked], 2, "has no columns for"),
+        (["affine", "-i", source, "-o", "/dev/null", *asked], 2, "not a regular file"),
+        (["affine", "-i", source, "-o", tmp_path, *asked], 2, "not a regular file"),
+        (["", "-i", source, *asked], 2, "does not describe the inputs of the model ''"),
         (["affine", "-i", "none.csv", *asked], 2, "no such file"),
         (["affine", "-i", "rows.xml", *asked], 2, "expected .csv, .jsonl"),
         (["affine", "-i", binary, *asked], 2, "rows.csv: not UTF-8: invalid start"),

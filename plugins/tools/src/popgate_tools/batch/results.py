@@ -33,6 +33,8 @@ class ResultsFile:
         self._note = place.with_name(f"{place.name}.batch.json")
         if not place.parent.is_dir():
             raise CommandError(f"--output {place}: no such folder", EXIT_USAGE)
+        if place.exists() and not place.is_file():
+            raise CommandError(f"--output {place}: not a regular file", EXIT_USAGE)
         self._check_note(place, source, model, version)
         self._file = os.open(place, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         self._read(place)

@@ -60,6 +60,9 @@ def open_rows(
     `columns` name the columns of inputs, as ``[INPUT=]COLUMN``.
     """
     if source.is_dir():
+        if columns or set(keep) - {"file"}:
+            msg = f"--input {source}: a folder has no columns for --keep and --column"
+            raise CommandError(msg, EXIT_USAGE)
         yield _images(source)
         return
     kinds = {".csv": _csv, ".jsonl": _jsonl, ".ndjson": _jsonl, ".parquet": _parquet}
@@ -83,11 +86,16 @@ def _readable(source: Path) -> Iterator[None]:
         raise CommandError(f"--input {source}: {e}", EXIT_USAGE) from None
 
 
-def _check_columns(source: Path, names: Sequence[str]) -> None:
-    """Raise `CommandError` if two columns have the same name, of which one is lost."""
+def _check_columns(source: Path, names: Sequence[str], keep: Sequence[str]) -> None:
+    """Raise `CommandError` if two columns have the same name, of which one is lost, or
+    if a column to keep is missing.
+    """
     ((name, count),) = Counter(filter(None, names)).most_common(1) or [("", 0)]
     if count > 1:
         msg = f"--input {source}: the table has the column {name!r} twice"
+        raise CommandError(msg, EXIT_USAGE)
+    if names and (missing := [name for name in keep if name not in names]):
+        msg = f"--keep {missing[0]}: the columns of {source} are {', '.join(names)}"
         raise CommandError(msg, EXIT_USAGE)
 
 
@@ -95,7 +103,7 @@ def _csv(source: Path, keep: Sequence[str], columns: Sequence[str]) -> InputRows
     def records() -> Iterator[dict[str, Any]]:
         with source.open(newline="", encoding="utf-8-sig") as file, _readable(source):
             reader = csv.DictReader(file)
-            _check_columns(source, reader.fieldnames or ())
+            _check_columns(source, reader.fieldnames or (), keep)
             yield from reader
 
     csv.field_size_limit(_LONGEST_CELL)
@@ -129,7 +137,7 @@ def _parquet(source: Path, keep: Sequence[str], columns: Sequence[str]) -> Input
         file = parquet.ParquetFile(source)
     except (OSError, ValueError) as e:
         raise CommandError(f"--input {source}: {e}", EXIT_USAGE) from None
-    _check_columns(source, file.schema_arrow.names)
+    _check_columns(source, file.schema_arrow.names, keep)
 
     def records() -> Iterator[dict[str, Any]]:
         for part in file.iter_batches(batch_size=1024):
