@@ -226,6 +226,28 @@ def test_errors_and_lost_connections_are_counted(connections: int) -> None:
         assert (run.not_ok > 0, run.broken > 0) == (not_ok, broken)
 
 
+def test_a_large_request_is_sent_as_the_server_reads_it() -> None:
+    """A server that reads nothing for longer than a call waits is not lost."""
+    request = b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s"
+    large = request % (1 << 24, b"x" * (1 << 24))
+    reading = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection, connection.makefile("rb") as source:
+                threading.Timer(0.2, reading.set).start()
+                reading.wait(WAIT)
+                source.read(len(large))
+                connection.sendall(http({"a": 1}))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        run = asyncio.run(closed_loop(server.getsockname(), [large], 1, WAIT))
+        thread.join()
+    assert (run.count, run.sent) == (1, 2)  # until the server closes
+
+
 def test_answers_end_where_they_say() -> None:
     """Whatever came before, and in whatever parts: none is counted twice, or early."""
     whole, other = http({"a": 1}), http({"error": 1})

@@ -333,14 +333,15 @@ class _AloneConnection:
         """
         run = RunRecord()
         buffer, is_there = self._buffer, self._buffer.startswith
-        send, receive = self._socket.sendall, self._socket.recv_into
+        send, receive = self._socket.send, self._socket.recv_into
         started, used = _clock(), time.process_time()
         end = started + seconds
         begun = started
         try:
             for request in cycle(requests):
                 run.sent += 1
-                send(request)
+                if (sent := send(request)) < len(request):
+                    self._send_rest(request, sent, end, stopped)
                 try:
                     size = receive(buffer)
                 except BlockingIOError:
@@ -358,7 +359,7 @@ class _AloneConnection:
                 if self._is_last:
                     self._socket.close()
                     self._socket = _connected(self._address)
-                    send, receive = self._socket.sendall, self._socket.recv_into
+                    send, receive = self._socket.send, self._socket.recv_into
                 begun = now
         except TimeoutError:
             pass
@@ -366,6 +367,20 @@ class _AloneConnection:
             run.add_broken()
         run.end(started, used)
         return run
+
+    def _send_rest(
+        self, request: bytes, sent: int, end: float, stopped: Callable[[], int]
+    ) -> None:
+        """Send a request from its byte `sent` on, as the server reads it. Raises
+        TimeoutError at the end.
+        """
+        rest = memoryview(request)[sent:]
+        while rest:
+            try:
+                rest = rest[self._socket.send(rest) :]
+            except BlockingIOError:
+                if _clock() >= end or stopped():
+                    raise TimeoutError from None
 
     def _wait(self, end: float, stopped: Callable[[], int]) -> int:
         """Return the size of the next chunk. Raises TimeoutError at the end."""
