@@ -33,6 +33,16 @@ def test_dump(popgate: Call, tmp_path: Path) -> None:
     assert len(document["blobs"]) == 3
 
 
+def test_names_of_files_with_any_bytes_in_json(popgate: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "a\udcff ä"
+    folder.mkdir()
+    path = models.weighted(folder / "m.popef")
+    done = popgate("dump", "--json", path)
+    assert json.loads(done.out)["files"][0]["path"] == str(path)
+    done = popgate("validate", "--json", folder)
+    assert json.loads(done.out)["repository"] == str(folder)
+
+
 def test_dump_of_what_is_no_container(popgate: Call, tmp_path: Path) -> None:
     path = tmp_path / "m.popef"
     assert popgate("dump", path).code == 1

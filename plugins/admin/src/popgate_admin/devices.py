@@ -32,13 +32,13 @@ def devices(
     except InvalidConfig as e:
         raise CommandError(str(e), EXIT_USAGE) from None
     if json:
-        import orjson
+        from popgate_admin.table import json_text
 
         rows = [
             {"id": d.id, "state": d.state, "pid": d.pid, "owner": d.owner}
             for d in listed
         ]
-        typer.echo(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
+        typer.echo(json_text(rows))
         return
     from rich import box
     from rich.console import Console

@@ -30,6 +30,7 @@ def dump(
     """Show what is in a PopEF file: blobs, anchors, programs, options."""
     from popef_io import PopefError, Reader
     from popgate_admin.popef_dump import dump_document, dump_text
+    from popgate_admin.table import json_text
 
     reader = Reader()
     try:
@@ -38,12 +39,10 @@ def dump(
         if verify:
             reader.verify()
         if json:
-            import orjson
-
             document = dump_document(
                 reader, metadata_only=metadata_only, all=everything
             )
-            text = orjson.dumps(document, option=orjson.OPT_INDENT_2).decode() + "\n"
+            text = json_text(document) + "\n"
         else:
             text = dump_text(reader, metadata_only=metadata_only, all=everything)
     except PopefError as e:

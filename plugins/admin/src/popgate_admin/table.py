@@ -1,8 +1,10 @@
-"""Text for a terminal: aligned columns."""
+"""Text for a terminal: aligned columns, JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
+from typing import Any
 
 
 def align_columns(
@@ -20,3 +22,9 @@ def align_columns(
         )
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def json_text(document: Any) -> str:
+    """Return a document as JSON. Names of files may contain any bytes."""
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    return text.encode(errors="backslashreplace").decode()

@@ -10,6 +10,7 @@ import typer
 
 from app.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from app.observe.log_text import escaped
+from popgate_admin.table import json_text
 
 if TYPE_CHECKING:
     from app.repository.model_sources import RemoteCaches
@@ -109,9 +110,7 @@ def _count(devices: str | None) -> int:
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    import orjson
-
-    typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+    typer.echo(json_text(document))
 
 
 def _elsewhere(place: str, remote: RemoteCaches, json: bool) -> None:
