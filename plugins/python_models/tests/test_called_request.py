@@ -37,12 +37,14 @@ class Sequences(StatefulScheduler):
     def __init__(self) -> None:
         super().__init__(spec())
         self.owners: list[str | None] = []
+        self.priorities: list[int] = []
         self.requests: list[Pending] = []
 
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
     ) -> Pending:
         self.owners.append(request.owner)
+        self.priorities.append(request.priority)
         self.requests.append(Pending(request.inputs, deadline, on_done, 0))
         return self.requests[-1]
 
@@ -80,7 +82,9 @@ class Caller:
 class Called:
     """A model with sequences that these clients' model calls, on a server with keys."""
 
-    def __init__(self, *clients: ClientRequest, seconds: float = WAIT) -> None:
+    def __init__(
+        self, *clients: ClientRequest, seconds: float = WAIT, priority: int = 0
+    ) -> None:
         self.scheduler = Sequences()
         table = ModelTable(has_keys=True)
         stats = ModelMetrics("m", "1")
@@ -88,7 +92,7 @@ class Called:
         table.publish("m", [entry])
         self.caller = Caller(*clients)
         numbers = tuple(range(1, len(clients) + 1))
-        message = ModelCall(1, "m", "", 0, Tensors(), None, {}, numbers)
+        message = ModelCall(1, "m", "", 0, Tensors(), None, {}, numbers, priority)
         self.request = CalledRequest(message, ONE, self.caller, table, seconds)
 
     async def begin(self) -> None:
@@ -127,6 +131,15 @@ def test_a_call_has_the_key_of_its_requests(
         called = Called(*clients)
         await called.begin()
         assert called.scheduler.owners == [owner]
+
+    asyncio.run(check())
+
+
+def test_a_call_through_a_scheduler_has_the_priority_of_its_requests() -> None:
+    async def check() -> None:
+        called = Called(SHOP, priority=2)
+        await called.begin()
+        assert called.scheduler.priorities == [2]
 
     asyncio.run(check())
 

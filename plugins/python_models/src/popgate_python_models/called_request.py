@@ -259,6 +259,7 @@ class CalledRequest:
         request = InferRequest(inputs, Encoding.JSON)
         request.outputs = self._message.outputs
         request.parameters = self._message.parameters
+        request.priority = self._message.priority
         request.rows = self._rows
         request.owner = self._owner
         if self._message.streams and isinstance(scheduler, ResponseScheduler):
