@@ -43,6 +43,8 @@ def test_numbers_of_another_type(array: Any, datatype: str, found: list[float]) 
         (np.array([2**63], np.uint64), "INT64", f"{2**63} is out of range for INT64"),
         (np.array([1e39, 1]), "FP32", "1e[+]39 is out of range for FP32"),
         (np.array([1.0]), "INT8", "must be INT8, got float64"),
+        (np.array([1, 2]), "BYTES", "input 'x' must be BYTES, got int64"),
+        (np.array([1.5]), "BYTES", "input 'x' must be BYTES, got float64"),
     ],
 )
 def test_numbers_that_a_type_cannot_hold(array: Any, datatype: str, words: str) -> None:

@@ -40,9 +40,9 @@ def _converted(tensor: Tensor, want: TensorSpec) -> Tensor:
     that this type cannot hold.
     """
     array, dtype = tensor.numpy(), want.type.dtype
-    whole = dtype is not None and array.dtype.kind in "iu" and dtype.kind in "iu"
-    fits = whole or (dtype is not None and np.can_cast(array.dtype, dtype, "same_kind"))
-    if not fits or want.datatype == "BF16":
+    whole = array.dtype.kind in "iu" and dtype.kind in "iu"
+    fits = whole or np.can_cast(array.dtype, dtype, "same_kind")
+    if not fits or want.datatype in ("BF16", "BYTES"):  # NumPy casts any to objects
         raise InvalidInput(
             f"input {want.name!r} must be {want.datatype}, got {array.dtype.name}"
         )
