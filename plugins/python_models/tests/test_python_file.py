@@ -686,6 +686,8 @@ def test_a_forked_child_answers_nothing(tmp_path: Path, kind: str) -> None:
         ("INT32[2]", "np.array([1, 2**31])", "has the value 2147483648, which INT32"),
         ("INT8[]", "-129", "has the value -129, which INT8"),
         ("UINT8[1]", "np.array([256], np.uint16)", "has the value 256, which UINT8"),
+        ("FP32[2]", "[np.inf, -1e39]", r"has the value -1e[+]39, which FP32"),
+        ("FP16[]", "70000", "has the value 70000, which FP16"),
         ("FP32[2]", "np.ma.masked_greater([1.0, 2.0], 1)", "'y' has masked values"),
         ("BYTES[2]", "['\u00e9', '\ud800']", "string that is not valid Unicode"),
     ],
@@ -703,6 +705,19 @@ def test_an_output_that_its_type_cannot_hold(
     wrong = pytest.raises(ExecutionFailed, match=error)
     with served(tmp_path, text) as runner, wrong:
         runner.execute({"x": np.ones(1, np.float32)})
+
+
+def test_numbers_that_are_infinite_stay_so(tmp_path: Path) -> None:
+    text = """
+        class Endless:
+            inputs = {"x": "FP32[1]"}
+            outputs = {"y": "FP32[3]"}
+            def __call__(self, x):
+                return {"y": [np.inf, -np.inf, np.nan]}
+    """
+    with served(tmp_path, text) as runner:
+        found = runner.execute({"x": np.ones(1, np.float32)})["y"]
+        np.testing.assert_equal(found, [np.inf, -np.inf, np.nan])
 
 
 ENDS = {

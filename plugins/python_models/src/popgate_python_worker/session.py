@@ -380,14 +380,17 @@ def _array(tensor: PythonTensor, value: Any) -> Array:
 
 
 def _converted(name: str, array: Array, tensor: PythonTensor) -> Array:
-    """Return the array in the declared type. Whole numbers must fit it."""
-    converted: Array = array.astype(tensor.data_type.numpy_dtype)
-    if array.dtype.kind in "iu" and converted.dtype.kind in "iu":
+    """Return the array in the declared type, which must hold its numbers."""
+    with np.errstate(over="ignore"):
+        converted: Array = array.astype(tensor.data_type.numpy_dtype)
+    if converted.dtype.kind == "f":
+        wrong = array[np.isinf(converted) & ~np.isinf(array)]
+    else:
         wrong = array[converted != array]
-        if wrong.size:
-            raise ExecutionFailed(
-                f"output {name!r} has the value {wrong[0]}, which {tensor} cannot hold"
-            )
+    if wrong.size:
+        raise ExecutionFailed(
+            f"output {name!r} has the value {wrong[0]}, which {tensor} cannot hold"
+        )
     return converted
 
 
