@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     except DeviceFaulted as faulted:
         service.report(faulted.fault)
         return 1
-    except Exception as error:
+    except BaseException as error:  # an exit would wait for a model's threads
         logger.exception("programs can no longer be run")
         text = f"{type(error).__name__}: {error}"
         service.report(DeviceFault(FaultKind.APPLICATION, text))

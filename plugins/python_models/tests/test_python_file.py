@@ -720,6 +720,46 @@ def test_numbers_that_are_infinite_stay_so(tmp_path: Path) -> None:
         np.testing.assert_equal(found, [np.inf, -np.inf, np.nan])
 
 
+def test_an_error_whose_text_exits_fails_its_request(tmp_path: Path) -> None:
+    text = """
+        class Error(Exception):
+            def __str__(self):
+                sys.exit(0)
+        class Exits:
+            inputs = {"x": "FP32[1]"}
+            outputs = {"y": "FP32[1]"}
+            def __call__(self, x):
+                raise Error
+    """
+    with served(tmp_path, text) as runner:
+        with pytest.raises(ExecutionFailed, match=r"^Error; model\.py, line"):
+            runner.execute({"x": np.ones(1, np.float32)}, timeout=WAIT)
+        assert runner.devices[0].restarts == 0
+
+
+def test_a_process_whose_signal_handler_exits_is_lost_at_once(tmp_path: Path) -> None:
+    """The handler runs in the thread that runs programs, between runs. The interpreter
+    would wait for the other thread.
+    """
+    text = """
+        import signal, threading
+        class Exits:
+            inputs = {"x": "FP32[1]"}
+            outputs = {"y": "FP32[1]"}
+            def load(self, context):
+                signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+                threading.Thread(target=time.sleep, args=(3600,)).start()
+            def __call__(self, x):
+                return {"y": x}
+    """
+    with served(tmp_path, text) as runner:
+        (device,) = runner.devices
+        pid = device.pid or 0
+        runner.execute({"x": np.ones(1, np.float32)}, timeout=WAIT)
+        os.kill(pid, signal.SIGTERM)
+        until(lambda: is_gone(pid))
+
+
 ENDS = {
     "subprocess": """
                 child = subprocess.Popen(["sleep", "1000"])

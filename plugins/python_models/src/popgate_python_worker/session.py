@@ -296,7 +296,7 @@ def _words(error: BaseException) -> str:
     """Return an author's exception in one line of bounded length."""
     try:
         text = str(error)
-    except Exception:  # the error class may be the author's
+    except BaseException:  # the error class may be the author's
         text = ""
     name = type(error).__name__
     text = " ".join(text[: 4 * MAX_WORDS].split())
