@@ -6,14 +6,21 @@ import json
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.http as triton
+from google.protobuf import text_format
 
+from engine import ExecutionFailed
+from popgate_python_interface import Context
+from popgate_triton.reading import document_of
+from popgate_triton.schema import config_class
 from tests.app.served import ServedGateway
 from tests.support import until
+from triton_python_backend_utils.adapter import adapt
 
 ADD_SUB = '''
 import json
@@ -649,6 +656,31 @@ def test_requests_of_a_batch_stay_apart(served: ServedGateway) -> None:
             assert out.tolist() == [[size * 10**size]] * size
     (stats,) = served.client.get("/v2/models/batched/stats").json()["model_stats"]
     assert stats["execution_count"] < stats["inference_count"]
+
+
+SKEWED = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        (mine, theirs) = (r.inputs()[0].as_numpy() for r in requests)
+        parts = np.concatenate([mine, mine]), theirs[:0]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", p)]) for p in parts]
+"""
+
+
+def test_a_response_has_the_rows_of_its_request() -> None:
+    """The rows of one response are never sent to the client of another."""
+    module = ModuleType("model")
+    exec(SKEWED, vars(module))
+    config = document_of(text_format.Parse(BATCHED_CONFIG, config_class()()))
+    adapted = adapt(module, config)
+    assert adapted is not None
+    model = adapted()
+    model.load(Context(Path(), {}, "python:0", 1, rows_now=lambda: (2, 2)))
+    with pytest.raises(ExecutionFailed, match="'OUT' must have 2 rows, got 4"):
+        model(IN=np.arange(4, dtype=np.int32).reshape(4, 1))
 
 
 def test_strings(client: Any) -> None:

@@ -230,7 +230,19 @@ class _Ordinary(_Adapted):
         parts = [self.outputs_of(response) for response in found]
         if len(parts) == 1:
             return parts[0]
+        for part, rows in zip(parts, self.context.rows, strict=True):
+            _check_rows(part, rows)
         return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+
+
+def _check_rows(outputs: Mapping[str, Array], rows: int) -> None:
+    """Raise ExecutionFailed for a response with other rows than its request. It would
+    shift the rows of the responses that follow.
+    """
+    for name, array in outputs.items():
+        found = len(array) if array.shape else "none"
+        if found != rows:
+            raise ExecutionFailed(f"output {name!r} must have {rows} rows, got {found}")
 
 
 class _Wait:
