@@ -46,7 +46,7 @@ from popgate_python_messages.call_messages import (
     Tensors,
     ToOwner,
 )
-from popgate_python_worker.calls.call_context import CallContext
+from popgate_python_worker.calls.call_context import CallContext, CallOptions
 from popgate_python_worker.calls.pending_call import PendingCall, PendingStream, Result
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ class CallClient:
         perhaps in one that waits for another call.
         """
         tensors = {name: _tensor(name, value) for name, value in inputs.items()}
-        context = self._context_of_call(options)
+        wanted = CallOptions.of(options)
+        context = self._context_of_call(wanted)
         if self._routes is not None:
             routed = self._routes.begin(
                 target,
@@ -104,12 +105,12 @@ class CallClient:
                 context.deadline_ns,
                 context.priority,
                 on_done,
-                options.get("outputs") or (),
+                wanted.outputs or (),
             )
             if routed is not None:
                 return routed
         call = PendingCall(next(self._numbers), self._give_up, on_done)
-        self._send_call(call, target, tensors, options, context)
+        self._send_call(call, target, tensors, wanted, context)
         return call
 
     def stream(
@@ -120,28 +121,25 @@ class CallClient:
     ) -> PendingStream:
         """Send a call that takes several responses."""
         tensors = {name: _tensor(name, value) for name, value in inputs.items()}
-        context = self._context_of_call(options)
+        wanted = CallOptions.of(options)
+        context = self._context_of_call(wanted)
         call = PendingStream(next(self._numbers), self._give_up)
-        self._send_call(call, target, tensors, options, context, streams=True)
+        self._send_call(call, target, tensors, wanted, context, streams=True)
         return call
 
-    def _context_of_call(self, options: Mapping[str, Any]) -> CallContext:
-        return CallContext.of(self._running()).within(options.get("timeout"))
+    def _context_of_call(self, options: CallOptions) -> CallContext:
+        return CallContext.of(self._running()).within(options.timeout)
 
     def _send_call(
         self,
         call: PendingCall,
         target: tuple[str, str],
         tensors: Mapping[str, Tensor],
-        options: Mapping[str, Any],
+        options: CallOptions,
         context: CallContext,
         streams: bool = False,
     ) -> None:
-        outputs = options.get("outputs")
-        parameters = options.get("parameters") or {}
-        if not isinstance(parameters, Mapping):  # the owner would end all calls
-            kind = type(parameters).__name__
-            raise TypeError(f"parameters of a call must be a mapping, got {kind}")
+        outputs = options.outputs
         carried, fds = Tensors.of(tensors)
         message = ModelCall(
             call.number,
@@ -149,7 +147,7 @@ class CallClient:
             context.deadline_ns,
             carried,
             None if outputs is None else tuple(map(str, outputs)),
-            dict(parameters),
+            options.parameters or {},
             tuple(context.requests),
             context.priority,
             streams,
@@ -220,7 +218,7 @@ class CallClient:
             raise DeviceLost(
                 "cannot call other models: no server runs this one"
             ) from error
-        except ValueError as error:
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             self._calls.pop(call.number, None)
             raise InvalidInput(f"the call cannot be sent: {error}") from None
         finally:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.config import weighted
-from engine.errors import DeadlineExceeded
+from engine.errors import DeadlineExceeded, InvalidInput
 from engine.transport.channel import REQUEST, Channel, ChannelLayout
 from engine.transport.link import Link
 from engine.transport.shared_memory import PAGE
@@ -43,7 +45,7 @@ class Run:
         self.calls = CallClient(theirs, PresentRun(), lambda: self.batch)
         self._link = link
 
-    def call(self, **options: float) -> ModelCall:
+    def call(self, **options: Any) -> ModelCall:
         self.calls.begin(("other", ""), {"x": [1.0]}, options)
         found, inputs = self.owner.receive()
         assert list(inputs) == ["x"]
@@ -100,3 +102,46 @@ def test_a_call_has_the_last_deadline_or_its_own(runs: list[Run], soon: int) -> 
     runs.append(late)
     with pytest.raises(DeadlineExceeded):
         late.call()
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e300])
+def test_a_call_may_have_any_time(runs: list[Run], soon: int, timeout: float) -> None:
+    runs += Run((0, 0, soon)), Run((0, 0, 0))
+    assert runs[0].call(timeout=timeout).deadline_ns == soon
+    assert runs[1].call(timeout=timeout).deadline_ns > soon
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"timout": 1.0}, "no option 'timout'; it has timeout, outputs, parameters"),
+        ({"outputs": "y"}, "outputs of a call must be a list of names, got str"),
+        ({"parameters": [1]}, "parameters of a call must be a mapping, got list"),
+    ],
+)
+def test_a_call_has_no_other_options(
+    runs: list[Run], options: dict[str, Any], words: str
+) -> None:
+    runs.append(Run((0, 0, 0)))
+    with pytest.raises(TypeError, match=words):
+        runs[0].call(**options)
+    with pytest.raises(TypeError, match=words):
+        runs[0].calls.stream(("other", ""), {"x": [1.0]}, options)
+
+
+def test_parameters_of_a_call_may_be_numbers_of_numpy(runs: list[Run]) -> None:
+    runs.append(Run((0, 0, 0)))
+    given = {"a": np.int64(7), "b": np.bool_(True), "c": np.float32(0.5)}
+    found = runs[0].call(parameters=given).parameters
+    assert found == {"a": 7, "b": True, "c": 0.5}
+    assert [type(value) for value in found.values()] == [int, bool, float]
+
+
+@pytest.mark.parametrize("value", [object(), 1 << 70])
+def test_parameters_that_no_message_holds_fail_the_call(
+    runs: list[Run], value: object
+) -> None:
+    runs.append(Run((0, 0, 0)))
+    with pytest.raises(InvalidInput, match="the call cannot be sent"):
+        runs[0].call(parameters={"a": value})
+    assert repr(runs[0].calls) == "<CallClient 0 under way>"
