@@ -59,9 +59,10 @@ class Caller:
     def __init__(self, *clients: ClientRequest) -> None:
         self.clients = clients
         self.answered: asyncio.Future[CallAnswer] = asyncio.Future()
+        self.checked: list[str] = []
 
     def check(self, model: str) -> None:
-        """Any model may be called."""
+        self.checked.append(model)
 
     def parents(self, numbers: Sequence[int]) -> list[ParentRequest | None]:
         return []
@@ -83,7 +84,11 @@ class Called:
     """A model with sequences that these clients' model calls, on a server with keys."""
 
     def __init__(
-        self, *clients: ClientRequest, seconds: float = WAIT, priority: int = 0
+        self,
+        *clients: ClientRequest,
+        seconds: float = WAIT,
+        priority: int = 0,
+        model: str = "m",
     ) -> None:
         self.scheduler = Sequences()
         table = ModelTable(has_keys=True)
@@ -92,7 +97,7 @@ class Called:
         table.publish("m", [entry])
         self.caller = Caller(*clients)
         numbers = tuple(range(1, len(clients) + 1))
-        message = ModelCall(1, "m", "", 0, Tensors(), None, {}, numbers, priority)
+        message = ModelCall(1, model, "", 0, Tensors(), None, {}, numbers, priority)
         self.request = CalledRequest(message, ONE, self.caller, table, seconds)
 
     async def begin(self) -> None:
@@ -140,6 +145,20 @@ def test_a_call_through_a_scheduler_has_the_priority_of_its_requests() -> None:
         called = Called(SHOP, priority=2)
         await called.begin()
         assert called.scheduler.priorities == [2]
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(("model", "checked"), [("m", ["m"]), ("nobody", [])])
+def test_only_calls_of_known_models_are_recorded(
+    model: str, checked: list[str]
+) -> None:
+    """A model may take the names that it calls from its clients."""
+
+    async def check() -> None:
+        called = Called(SHOP, model=model)
+        await called.begin()
+        assert called.caller.checked == checked
 
     asyncio.run(check())
 

@@ -154,14 +154,15 @@ class CalledRequest:
         """Look the model up and hand the request over."""
         message, table = self._message, self._table
         try:
-            self._caller.check(message.model)
             path = infer_path(message.model, message.version)
             entry = table.paths.get(path)
-            if entry is None and table.offers(path):
+            if entry is None and not table.offers(path):
+                self._missing(path)
+            self._caller.check(message.model)  # which keeps the name
+            if entry is None:
                 loop = asyncio.get_running_loop()
                 self._fetching = loop.create_task(self._fetch(path))
                 return
-            entry = entry or self._missing(path)
             if self._needs_owner(entry):
                 loop = asyncio.get_running_loop()
                 self._fetching = loop.create_task(self._find_owner(entry))
