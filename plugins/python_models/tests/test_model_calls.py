@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -198,10 +199,22 @@ class Echo:
         return {"output": self.models["%s"](input=input)["output"]}
 """
 
+PLAIN = """
+class Plain:
+    inputs = {"input": "FP32[-1,-1]"}
+    outputs = {"output": "FP32[-1,-1]"}
+    def __call__(self, input):
+        return {"output": input}
+"""
+
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
-    root = tmp_path_factory.mktemp("models")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def served(root: Path) -> Iterator[ServedGateway]:
     add(root, "onnx")
     write(root, "caller", CALLER)
     write(root, "length", LENGTH)
@@ -214,6 +227,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
     write(root, "a", ECHO % "b", 'models = ["b"]\n')
     write(root, "b", ECHO % "a", 'models = ["a"]\n')
     write(root, "none", ECHO % "nothing", 'models = ["nothing"]\n')
+    write(root, "below", PLAIN)
+    write(root, "above", ECHO % "below")
     with ServedGateway(root, "--allow-python") as gateway:
         yield gateway.wait_ready()
 
@@ -352,6 +367,19 @@ def test_circles_are_refused(served: ServedGateway) -> None:
     assert response.status_code == 503
     assert "would call 'p" in response.text
     assert ", which calls it" in response.text
+
+
+def test_models_that_are_replaced_may_call_the_other_way_round(
+    served: ServedGateway, root: Path
+) -> None:
+    """The calls of a process that has ended close no circle."""
+    assert served.infer("above", input=[ROW])["output"] == ROW
+    for name, text in ("above", PLAIN), ("below", ECHO % "above"):
+        (root / name / "1" / "model.py").write_text(text)
+        assert served.client.post(f"/v1/models/{name}/load").status_code == 200
+    body = {"inputs": {"input": [ROW]}}
+    path = "/v1/models/below/infer"
+    until(lambda: served.client.post(path, json=body).status_code == 200)
 
 
 def test_only_the_models_that_are_named_are_called(served: ServedGateway) -> None:

@@ -92,8 +92,6 @@ class PythonModelCalls(Feeder):
             sock.close()
 
     def _attach(self, name: str, find: FindRequest, sock: socket.socket) -> None:
-        if not any(process.name == name for process in self._processes):
-            self.graph.forget(name)
         process = CallingProcess(self, name, find, CallSocket(sock), self._gone)
         self._processes.add(process)
 
@@ -129,6 +127,7 @@ class PythonModelCalls(Feeder):
 
     def _gone(self, process: CallingProcess) -> None:
         self._processes.discard(process)
+        self.graph.forget(process.name, process)
         self.metrics.gone(process)
 
     def close(self) -> None:
@@ -240,7 +239,7 @@ class CallingProcess:
     # -- its calls
 
     def check(self, model: str) -> None:
-        self._calls.graph.add(self.name, model)
+        self._calls.graph.add(self.name, self, model)
 
     def parents(self, numbers: Sequence[int]) -> list[ParentRequest | None]:
         return self._calls.parents.of(self._find, numbers)
