@@ -66,7 +66,7 @@ def access_groups(added: Iterable[PluginRoutes]) -> dict[str, Group]:
         for route in one.router.routes:
             if not isinstance(route, APIRoute) or group_of(route.path) is not None:
                 continue
-            if route.include_in_schema and "GET" in (route.methods or ()):
+            if route.include_in_schema:
                 groups[route.path] = "metadata"
         groups |= {operation.path: "infer" for operation in one.naming}
     return groups

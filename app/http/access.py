@@ -120,7 +120,8 @@ class Access:
     """Decides for each request, by the event loop's thread.
 
     A table of `keys` applies to all groups only if `keys.path` names a file. `trust`
-    applies if no key is set. `groups` holds the groups of paths that plugins add.
+    applies if no key is set. `groups` holds the groups of paths that plugins add, whose
+    last part may be `{name}`.
     """
 
     def __init__(
@@ -189,7 +190,9 @@ class Access:
         429).
         """
         has_header = self.restrictions.check(path, headers)
-        group = self.groups.get(path) or key_group(path, method)
+        named = f"{path.rpartition('/')[0]}/{{name}}"
+        group = self.groups.get(path) or self.groups.get(named)
+        group = group or key_group(path, method)
         if group is None:
             return None
         if self._for_all or (group == "manage" and self.keys.table.keys):

@@ -269,7 +269,7 @@ def test_a_key_opens_its_models_only(root: Path, tmp_path: Path) -> None:
     keys.write_text(KEYS)
     keys.chmod(0o600)
     options = ("--devices", "cpu:1", "--keys", str(keys), "--cache-dir", str(tmp_path))
-    with ServedGateway(root, *options) as gateway:
+    with ServedGateway(root, *options, "--tei", "unit") as gateway:
         gateway.until("/v1/health/ready", 200)
         client, body = gateway.client, {"model": "unit", "input": "a cat"}
         refused = client.post(EMBEDDINGS, json=body)
@@ -284,3 +284,8 @@ def test_a_key_opens_its_models_only(root: Path, tmp_path: Path) -> None:
         assert answer.status_code == 403
         listed = client.get("/openai/v1/models").json()["data"]
         assert [one["id"] for one in listed] == ["unit"]
+        assert client.get("/openai/v1/models/unit").json() == listed[0]
+        assert client.get("/openai/v1/models/rank").status_code == 404
+        for path in ("/tokenize", "/v1/models/unit/tokenize"):
+            assert client.post(path, json={"inputs": "a cat"}).status_code == 200
+        assert client.post("/decode", json={"ids": [4]}).json() == ["the"]
