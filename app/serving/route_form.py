@@ -27,7 +27,7 @@ _OF_CONNECTION = frozenset(
 )
 _KEYS = frozenset((b"authorization", b"x-api-key"))
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE = re.compile(rb"[^\x00\r\n]*")
+_VALUE = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]*")
 #: Statuses without a body.
 _BARE = frozenset((204, 304))
 
@@ -68,13 +68,16 @@ class RouteForm:
     ) -> Response:
         """Return the answer of the route.
 
-        Raises `engine.ExecutionFailed` if the route failed or wrote invalid headers.
+        Raises `engine.ExecutionFailed` if the route failed or its answer is not HTTP's.
         """
         ((raw, body),) = outputs[PYTHON_ANSWER].numpy().tolist()
         head = msgpack.unpackb(raw)
         if "error" in head:
             raise ExecutionFailed(head["error"])
         status, headers = int(head["status"]), _checked(head["headers"])
+        if not 200 <= status <= 599:
+            msg = f"the route answered with the status {status}, expected 200 to 599"
+            raise ExecutionFailed(msg)
         if status in _BARE:
             body = b""
         else:

@@ -64,4 +64,4 @@ def find_routes(target: object, model: Any = None) -> RouteApp | None:
 
 def failed_answer(words: str) -> tuple[bytes, bytes]:
     """Return the answer that reports how a route has failed."""
-    return msgpack.packb({"error": words}), b""
+    return msgpack.packb({"error": words}, unicode_errors="replace"), b""

@@ -20,8 +20,10 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+import msgpack
 import pytest
 
+from popgate_python_interface import failed_answer
 from tests.app.served import ServedGateway, add
 from tests.support import until
 
@@ -191,6 +193,11 @@ def test_what_is_wrong_is_said(served: ServedGateway, name: str) -> None:
     injected = client.post(f"/v1/{name}/header")
     assert injected.status_code == 500
     assert "x-injected" not in injected.headers
+
+
+def test_the_text_of_a_failure_may_have_lone_surrogates() -> None:
+    head, body = failed_answer("bad \ud800 text")
+    assert (msgpack.unpackb(head), body) == ({"error": "bad ? text"}, b"")
 
 
 def test_a_generator_has_routes_too(served: ServedGateway) -> None:
