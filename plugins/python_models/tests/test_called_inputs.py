@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from app.serving.tensor_fit import checked_rows
 from app.spec import ModelSpec, TensorSpec
 from engine import InvalidInput, Tensor
-from popgate_python_models.called_inputs import called_inputs
+from popgate_python_models.called_inputs import called_inputs, spec_of_call
 
 
 def converted(array: Any, datatype: str) -> list[float]:
@@ -50,3 +52,16 @@ def test_numbers_of_another_type(array: Any, datatype: str, found: list[float]) 
 def test_numbers_that_a_type_cannot_hold(array: Any, datatype: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         converted(array, datatype)
+
+
+def test_an_input_of_pictures_takes_files_or_numbers() -> None:
+    pixels = TensorSpec.make("x", "FP32", (-1, 3, 2, 2))
+    files = {"x": TensorSpec.make("x", "BYTES", (-1,))}
+    spec = replace(ModelSpec("m", "1", (pixels,), (), 8), encoded=files)
+    given = {"x": Tensor.from_numpy(np.array([b"a JPEG", b"a PNG"], dtype=object))}
+    taken = spec_of_call(spec, given)
+    assert called_inputs(taken, given) == given
+    assert checked_rows(taken, given) == 2
+    numbers = {"x": Tensor.from_numpy(np.zeros((1, 3, 2, 2)))}
+    found = called_inputs(spec_of_call(spec, numbers), numbers)
+    assert found["x"].data_type is pixels.data_type

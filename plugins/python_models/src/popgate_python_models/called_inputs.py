@@ -1,13 +1,28 @@
-"""`called_inputs`: the inputs of a call, in the types of the called model."""
+"""The inputs of a call, in the types of the called model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from app.spec import ModelSpec, TensorSpec
 from engine import InvalidInput, Tensor
+
+
+def spec_of_call(spec: ModelSpec, given: Mapping[str, Tensor]) -> ModelSpec:
+    """Return the model with these inputs: one of numbers that is given strings takes
+    files, if the model decodes them (`ModelSpec.encoded`).
+    """
+    files = {
+        name: item
+        for name, item in spec.encoded.items()
+        if name in given and given[name].data_type is item.data_type
+    }
+    if not files:
+        return spec
+    return replace(spec, inputs=tuple(files.get(t.name, t) for t in spec.inputs))
 
 
 def called_inputs(spec: ModelSpec, given: Mapping[str, Tensor]) -> dict[str, Tensor]:

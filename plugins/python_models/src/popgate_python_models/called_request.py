@@ -33,7 +33,7 @@ from engine import (
     Tensor,
 )
 from popgate_python_messages.call_messages import CallAnswer, ModelCall
-from popgate_python_models.called_inputs import called_inputs
+from popgate_python_models.called_inputs import called_inputs, spec_of_call
 from popgate_python_models.parent_requests import NOBODY, is_known, owners_in
 
 #: Seconds after its deadline until a call is given up. The requests behind the call
@@ -228,11 +228,12 @@ class CalledRequest:
     def _submit(self, entry: ModelEntry) -> None:
         message = self._message
         self._called = entry.stats
-        inputs = called_inputs(entry.spec, self._inputs)
+        spec = spec_of_call(entry.spec, self._inputs)
+        inputs = called_inputs(spec, self._inputs)
         unknown = set(message.outputs or ()).difference(entry.spec.outputs_by_name)
         if unknown:
             raise InvalidInput(f"the model has no output {min(unknown)!r}")
-        self._rows = checked_rows(entry.spec, inputs)
+        self._rows = checked_rows(spec, inputs)
         entry.stats.begin()
         self._entry = entry
         if entry.scheduler is not None:
