@@ -35,6 +35,49 @@ def test_variables_of_float8_take_their_type_from_the_data() -> None:
             popxl.constant(BYTES)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        ops.print_tensor,
+        ops.squeeze,
+        lambda t: ops.subsample(t, 2),
+        lambda t: ops.split(t, 2),
+        lambda t: ops.onehot(t, t, t, 0),
+        lambda t: ops.ipu_copy(t, 1),
+        lambda t: ops.split_random_seed(t),
+        lambda t: updates.sparse_accumulate_(t, t, t),
+        lambda t: collectives.all_reduce([t]),
+        lambda t: collectives.all_reduce_identical_inputs([t]),
+    ],
+)
+def test_an_array_in_place_of_a_tensor_is_a_type_error(
+    call: Callable[[Any], Any],
+) -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        with pytest.raises(TypeError, match="is not a Tensor"):
+            call(np.ones((2, 2), np.float32))
+        with ir.create_empty_graph():
+            inner = popxl.graph_input((2, 2), F32)
+        with pytest.raises(ValueError, match="is not in the current Graph"):
+            call(inner)
+
+
+def test_sizes_may_be_numpys_integers() -> None:
+    with popxl.Ir().main_graph:
+        x = popxl.variable(np.ones((4, 2), np.float32))
+        parts = ops.split(x, np.int64(2))  # type: ignore[arg-type]
+        assert [part.shape for part in parts] == [(2, 2), (2, 2)]
+        assert ops.subsample(x, np.int64(2)).shape == (2, 2)  # type: ignore[arg-type]
+
+
+def test_the_classes_of_onehot_are_a_constant() -> None:
+    with popxl.Ir().main_graph:
+        at, values = popxl.variable([0, 1]), popxl.variable([0.0, 1.0])
+        with pytest.raises(ValueError, match="num_classes must be a constant"):
+            ops.onehot(at, popxl.variable(3, popxl.int32), values, 1)
+
+
 def test_integers_have_gradients() -> None:
     ir = popxl.Ir()
     with ir.main_graph:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from popxl import dtypes
 from popxl.context import ipu, tiles
 from popxl.errors import UndefinedValue
-from popxl.ops.utils import cast_if_needed, emit, scalar
+from popxl.ops.utils import cast_if_needed, check_inputs, emit, scalar
 from popxl.tensor import Tensor, constant
 
 FloatFormat = Literal["auto", "fixed", "scientific", "none"]
@@ -213,6 +213,7 @@ def print_tensor(
     """Print the tensor to stderr whenever the operator runs; return the tensor
     unchanged.
     """
+    check_inputs(t=t)
     for name, text in (
         ("separator", separator),
         ("open_bracket", open_bracket),
@@ -240,6 +241,7 @@ def print_tensor(
 
 def ipu_copy(t: Tensor, destination: int, source: int | None = None) -> Tensor:
     """Copy the tensor to another device."""
+    check_inputs(t=t)
     if source is None:
         try:
             source = t.ipu
@@ -255,8 +257,7 @@ def ipu_copy(t: Tensor, destination: int, source: int | None = None) -> Tensor:
 
 def io_tile_copy(t: Tensor) -> Tensor:
     """Copy the tensor to the other kind of tiles."""
-    if not isinstance(t, Tensor):
-        return emit("IoTileCopy", {"t": t})[0]  # raises an error for other objects
+    check_inputs(t=t)
     try:
         source = t.tile_set
     except UndefinedValue:

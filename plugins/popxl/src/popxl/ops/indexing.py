@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from popxl.ops.utils import emit
+from popxl.ops.utils import check_inputs, emit
 from popxl.tensor import Tensor
 
 
@@ -75,8 +75,10 @@ def scatter(
 
 def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
     """Return values[1] at each index along a new axis, values[0] elsewhere."""
-    classes = num_classes._below.data
-    if classes is None or np.size(classes) != 1:
+    check_inputs(t=t, num_classes=num_classes, values=values)
+    below = num_classes._below
+    classes = below.data
+    if classes is None or below.kind != "constant" or classes.size != 1:
         raise ValueError("num_classes must be a constant scalar tensor")
     attributes = {"axis": axis, "classes": int(np.reshape(classes, ()))}
     inputs = {"t": t, "values": values}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from popxl import dtypes
 from popxl.dtypes import dtype
-from popxl.ops.utils import emit
+from popxl.ops.utils import check_inputs, emit
 from popxl.tensor import Tensor, constant
 
 
@@ -18,6 +18,7 @@ def create_random_seed(seed: Tensor, modifier: Tensor) -> Tensor:
 
 def split_random_seed(seed: Tensor, n: int = 2) -> tuple[Tensor, ...]:
     """Return `n` seeds that follow from `seed`."""
+    check_inputs(seed=seed)
     if seed.shape != (2,) or seed.dtype is not dtypes.uint32:
         raise ValueError(
             f"a seed must be uint32 of shape (2,), found {seed.dtype}{seed.shape}"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from popart.enums import ExecutionContext
-from popxl import context
 from popxl.current import state
 from popxl.dtypes import uint32
 from popxl.ops.shapes import init
-from popxl.ops.utils import check_in_graph, emit, emit_op
+from popxl.ops.utils import check_inputs, emit, emit_op
 from popxl.remote_buffer import RemoteBuffer
 from popxl.tensor import Tensor, constant
 
@@ -32,7 +31,7 @@ def remote_load_(
 ) -> Tensor:
     """Return the row of the buffer at `offset`, into `t`."""
     at = _offset(offset)
-    check_in_graph(context.get_current_graph(), t=t)
+    check_inputs(t=t)
     remote_buffer.validate_tensor_matches_buffer(t)
     base = _name(remote_buffer, at)
     return _load("RemoteLoadInplace", remote_buffer, at, t, base)
@@ -41,7 +40,7 @@ def remote_load_(
 def remote_store(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -> None:
     """Make `t` the row of the buffer at `offset`."""
     at = _offset(offset)
-    check_in_graph(context.get_current_graph(), t=t)
+    check_inputs(t=t)
     remote_buffer.validate_tensor_matches_buffer(t)
     attributes = {"buffer": remote_buffer._buffer}
     emit_op("RemoteStore", {"t": t, "offset": at}, [], attributes)
@@ -74,7 +73,7 @@ def _load(
 
 def _offset(offset: int | Tensor) -> Tensor:
     if isinstance(offset, Tensor):
-        check_in_graph(context.get_current_graph(), offset=offset)
+        check_inputs(offset=offset)
         if offset.nelms != 1:
             raise ValueError(f"The offset must be a scalar, found {offset}")
         return offset

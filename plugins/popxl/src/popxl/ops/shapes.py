@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from popxl.dtypes import dtype
-from popxl.ops.utils import emit, handle_negative_axis
+from popxl.ops.utils import check_inputs, emit, handle_negative_axis
 from popxl.tensor import Tensor
 
 _Ints = int | Iterable[int | None] | None
@@ -76,6 +76,7 @@ def _transpose(type_: str, t: Tensor, permutation: Iterable[int] | None) -> Tens
 
 def squeeze(t: Tensor, axes: Sequence[int] | None = None) -> Tensor:
     """Remove axes of length 1: all of them, or `axes`."""
+    check_inputs(t=t)
     if axes is None:
         dropped = [axis for axis, size in enumerate(t.shape) if size == 1]
     else:
@@ -152,7 +153,8 @@ def slice_(
 
 def subsample(t: Tensor, strides: int | list[int]) -> Tensor:
     """Take every `strides[i]`-th element along axis i."""
-    given: Any = [strides] if isinstance(strides, int) else strides
+    check_inputs(t=t)
+    given: Any = [strides] if isinstance(strides, int | np.integer) else strides
     if len(given) > t.rank:
         raise ValueError(
             f"There are {len(given)} strides for a tensor of rank {t.rank}"
@@ -169,7 +171,8 @@ def subsample(t: Tensor, strides: int | list[int]) -> Tensor:
 
 def split(t: Tensor, splits: int | list[int], axis: int = 0) -> list[Tensor]:
     """Cut into that many equal parts, or parts of those sizes."""
-    if isinstance(splits, int):
+    check_inputs(t=t)
+    if isinstance(splits, int | np.integer):
         size = t.shape[axis]
         if splits < 1 or size % splits:
             raise ValueError(

@@ -7,7 +7,7 @@ from typing import NoReturn
 from popxl import context
 from popxl.graph import Graph
 from popxl.ops.shapes import init
-from popxl.ops.utils import check_in_graph, emit, emit_op
+from popxl.ops.utils import check_inputs, emit, emit_op
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import Tensor
 
@@ -24,7 +24,7 @@ def host_load(h2d_stream: HostToDeviceStream, name: str | None = None) -> Tensor
 
 def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
     """Send `t` through the stream."""
-    check_in_graph(context.get_current_graph(), t=t)
+    check_inputs(t=t)
     if t.dtype is not d2h_stream.dtype:
         raise ValueError(
             f"The stream has type {d2h_stream.dtype}, the tensor {t.dtype}"

@@ -31,6 +31,11 @@ def check_in_graph(graph: Graph, **tensors: Tensor) -> None:
             )
 
 
+def check_inputs(**tensors: Tensor) -> None:
+    """Call `check_in_graph` with the current graph, before the tensors are read."""
+    check_in_graph(context.get_current_graph(), **tensors)
+
+
 def check_tensor_ipu_and_tile_set(**tensors: Tensor) -> None:
     """Raise ValueError if devices or tile sets are known and differ."""
     known: list[tuple[str, int, str]] = []
@@ -133,7 +138,7 @@ def emit_op(
         if isinstance(inputs, Mapping)
         else {f"inputs[{n}]": tensor for n, tensor in enumerate(inputs)}
     )
-    check_in_graph(graph, **named)
+    check_inputs(**named)
     if together:
         check_tensor_ipu_and_tile_set(**named)
     return graph._below.add(

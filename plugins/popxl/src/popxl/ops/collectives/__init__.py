@@ -10,7 +10,7 @@ from popxl.errors import UndefinedValue
 from popxl.ops.collectives.collectives import CollectiveOps, to_collective_op
 from popxl.ops.collectives.collectives import CommGroup as CommGroup
 from popxl.ops.collectives.collectives import CommGroupType as CommGroupType
-from popxl.ops.utils import emit
+from popxl.ops.utils import check_inputs, emit
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.tensor import Tensor
 
@@ -154,6 +154,7 @@ def _all_reduce(
     backward_is_identity: bool = False,
 ) -> list[Tensor]:
     tensors = list(ts)
+    check_inputs(**{f"ts[{n}]": tensor for n, tensor in enumerate(tensors)})
     places = _places(tensors) if ipus is None else [int(n) for n in ipus]
     if len(places) != len(tensors):
         raise ValueError(
@@ -165,7 +166,7 @@ def _all_reduce(
         "forward_is_identity": forward_is_identity,
         "backward_is_identity": backward_is_identity,
     }
-    names = [f"{t.name}_all_reduce" for t in tensors if isinstance(t, Tensor)]
+    names = [f"{t.name}_all_reduce" for t in tensors]
     return list(emit("AllReduce", tensors, names, attributes, together=False))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from popart.attributes import OptimizerValue
 from popxl import dtypes
-from popxl.ops.utils import emit, emit_op, scalar
+from popxl.ops.utils import check_inputs, emit, emit_op, scalar
 from popxl.tensor import Tensor, constant
 
 _Scalar = float | Tensor
@@ -69,6 +69,7 @@ def sparse_accumulate_(
     W: Tensor | None = None,
 ) -> Tensor:
     """t[indices] += f * X along `axis`; `W` is a hint only."""
+    check_inputs(t=t)
     inputs = [t, X, indices]
     factor = scalar(1.0 if f is None else f, inputs)
     named = dict(zip(("t", "X", "indices", "f"), inputs, strict=False))
