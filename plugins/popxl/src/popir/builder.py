@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from popir.dtypes import AnyDtype, Array, Shape
-from popir.errors import NotYet
+from popir.errors import IrError, NotYet
 from popir.grouping import Collective
 
 _FLOATS = "float16 float32 float64"
@@ -41,6 +41,8 @@ KERNELS: dict[str, frozenset[str]] = {
     for op in ops.split()
 }
 """ONNX operators whose kernels lack some types, and the types they support."""
+#: Operators whose results are fractions: as integers almost all of them would be 0.
+_FRACTIONS = {"Cos", "Sin", "Tanh", "Exp", "Log", "Sigmoid", "Erf", "Softmax"}
 #: The first of these types is used that the operator takes and that can hold the
 #: values.
 _WIDER = {
@@ -179,6 +181,11 @@ class Builder:
         type, are widened if the kernel lacks it.
         """
         first = inputs[typed[0]] if typed else None
+        if operator in _FRACTIONS and first is not None and first.dtype.kind != "f":
+            raise IrError(
+                f"{operator} needs floating-point numbers, found {first.dtype}: cast "
+                "the tensor first"
+            )
         wide = None if first is None else widened(operator, first.dtype)
         given = list(inputs)
         made = [(np.dtype(dtype), tuple(shape)) for dtype, shape in results]
@@ -214,11 +221,16 @@ class Builder:
 
     def like(self, number: Value | float, value: Value) -> Value:
         """Return `number` as a constant of the type of `value`; -1 is the largest
-        unsigned number.
+        unsigned number. Raises IrError for a fraction of an integer.
         """
         if isinstance(number, Value):
             return number
         if value.dtype.kind in "iu":
+            if not float(number).is_integer():
+                raise IrError(
+                    f"The factor or limit {number} does not fit {value.dtype}: cast "
+                    "the tensor to floating-point numbers first"
+                )
             return self.constant(np.array(int(number)).astype(value.dtype))
         return self.constant(number, value.dtype)
 

@@ -121,13 +121,13 @@ _unary("IsInf", _test("IsInf"), dtype=BOOL)
 
 
 def _range(call: OpCall, x: Value) -> tuple[float, float]:
-    """Return the limits of a clip, which integers round to numbers that they hold."""
+    """Return the limits of a clip; those of integers are integers that they hold."""
     low, high = call["min"], call["max"]
     if x.dtype.kind not in "iu":
         return low, high
     held = np.iinfo(x.dtype)
     low, high = (min(max(limit, held.min), held.max) for limit in (low, high))
-    return low, high
+    return math.ceil(low), math.floor(high)
 
 
 def _limits(b: Builder, call: OpCall, x: Value) -> Value:

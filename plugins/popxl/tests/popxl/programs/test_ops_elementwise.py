@@ -231,3 +231,28 @@ def test_numbers_that_an_integer_type_does_not_hold():
         ops.host_store(out, dx)
     with popxl.Session(ir) as session:
         assert session.run()[out].tolist() == [1, 0]
+
+
+FRACTIONS = {
+    **{n: getattr(ops, n) for n in "cos sin tanh exp log gelu geluerf swish".split()},
+    "softmax": lambda x: ops.softmax(x, 0),
+    "scaled_add": lambda x: ops.scaled_add(x, x, 1, -0.5),
+    "scaled_add_": lambda x: ops.scaled_add_(x, x, b=-0.5),
+    "increment_mod": lambda x: ops.increment_mod(x, 1.5, 4),
+    "accumulate_": lambda x: ops.var_updates.accumulate_(x, x, 0.5),
+    "moving": lambda x: ops.var_updates.accumulate_moving_average_(x, x, 0.9),
+    "scale": lambda x: ops.var_updates.accumulator_scale_(x, 0.5),
+}
+
+
+@pytest.mark.parametrize("n", FRACTIONS)
+@pytest.mark.parametrize("dt", [np.int32, np.uint8])
+def test_fractions_of_integers_are_refused(n, dt):
+    with pytest.raises(popart.popart_exception, match=r"cast\s+the tensor"):
+        run(FRACTIONS[n], np.array([10, 20], dt))
+
+
+def test_limits_between_integers_keep_the_integers_between():
+    x = np.array([3, 4, 5, 9], np.int32)
+    (clipped,) = run(lambda x: ops.clip(x, 3.5, 8.5), x)
+    assert clipped.tolist() == [4, 4, 5, 8]
