@@ -364,9 +364,7 @@ def _validate(given: Mapping[Any, Any], wanted: Mapping[Any, _Form], word: str) 
 
 
 def _host_array(data: Any, downcast: bool) -> _Array:
-    if hasattr(data, "detach") and hasattr(data, "cpu"):  # a torch tensor
-        data = data.detach().cpu().numpy()
-    array = np.asarray(data)
+    array = utils._host_array(data)
     if downcast and array.dtype in downcast_np_dtypes:
         return array.astype(downcast_np_dtypes[array.dtype])
     return array

@@ -426,7 +426,7 @@ def _host_data(
     if isinstance(data, Tensor):
         raise TypeError(f"{data} is already a tensor; expected data")
     array = to_numpy(data, type_, downcast, True, log2_scale, nan_on_overflow)
-    if array.dtype.kind in "OUSV" and not array.dtype.names:
+    if array.dtype.kind == "V" and not array.dtype.names:
         raise TypeError(f"{data!r} cannot become a tensor")
     return array
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,6 +59,21 @@ def _to_device_info(
     raise ValueError(f"Incorrect device type provided: {device_type!r}")
 
 
+def _host_array(x: Any) -> np.ndarray[Any, Any]:
+    """Return numbers, nested sequences, arrays or torch tensors as an array. Raises
+    TypeError for None, strings and other objects.
+    """
+    if hasattr(x, "detach") and hasattr(x, "cpu"):  # a torch tensor
+        x = x.detach().cpu().numpy()
+    array = np.asarray(x)
+    if array.dtype.kind not in "biufcV":
+        raise TypeError(
+            f"{reprlib.repr(x)} cannot become a tensor: expected numbers of at most 64 "
+            "bits"
+        )
+    return array
+
+
 def to_numpy(
     x: Any,
     dtype: dtypes.dtype | None = None,
@@ -75,9 +91,7 @@ def to_numpy(
         raise RuntimeError(
             f"log2_scale and nan_on_overflow are for float8 types only, not {to}"
         )
-    if hasattr(x, "detach") and hasattr(x, "cpu"):  # a torch tensor
-        x = x.detach().cpu().numpy()
-    array = np.asarray(x)
+    array = _host_array(x)
     if is_float8 and to is not None:
         if array.dtype == to.as_numpy():
             result = array

@@ -63,6 +63,27 @@ def test_an_array_in_place_of_a_tensor_is_a_type_error(
             call(inner)
 
 
+@pytest.mark.parametrize("data", [None, [1, None], "3", ["1", "2"], b"3", {1, 2}])
+def test_data_that_are_no_numbers_are_a_type_error(data: Any) -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = popxl.variable(np.ones(2, np.float32))
+        calls: list[Callable[[], Any]] = [
+            lambda: popxl.variable(data, F32),
+            lambda: popxl.constant(data, F32),
+            lambda: x + data,
+            lambda: popxl.utils.to_numpy(data, F32),
+        ]
+        for call in calls:
+            with pytest.raises(TypeError, match="cannot become a tensor"):
+                call()
+        load, store = popxl.h2d_stream((2,), F32), popxl.d2h_stream((2,), F32)
+        ops.host_store(store, ops.host_load(load))
+    refused = pytest.raises(TypeError, match="cannot become a tensor")
+    with popxl.Session(ir) as session, refused:
+        session.run({load: data})
+
+
 def test_sizes_may_be_numpys_integers() -> None:
     with popxl.Ir().main_graph:
         x = popxl.variable(np.ones((4, 2), np.float32))
