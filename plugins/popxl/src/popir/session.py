@@ -6,8 +6,9 @@ is attached, and come back on request: every run makes them stale.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -135,22 +136,25 @@ class ProgramSession:
         """Attach the device, which is a device of the pool or None. This does not send
         the weights.
         """
-        if self._device is not None:
-            return
-        program, self.is_lost = self.program, False
+        if self._device is None:
+            with _explained():
+                self._device = self._runner(device)
+            self.is_lost = False
+
+    def _runner(self, device: Device | None) -> ProgramRunner:
+        program = self.program
         if self._is_lockstep:
             from popir.replicas import LockstepSession
 
-            self._device = LockstepSession(program, self._exchanges)
-        elif self._on_pool:
+            return LockstepSession(program, self._exchanges)
+        if self._on_pool:
             from popir.device_runner import DeviceRunner
 
             assert device is not None
-            self._device = DeviceRunner(program, device)
-        else:
-            from popgate_sessions import LocalSession
+            return DeviceRunner(program, device)
+        from popgate_sessions import LocalSession
 
-            self._device = LocalSession(program.executable, program.metadata)
+        return LocalSession(program.executable, program.metadata)
 
     def detach(self) -> None:
         """Leave the device, whose state is lost. Idempotent."""
@@ -200,7 +204,7 @@ class ProgramSession:
         given: Mapping[str, Any],
         taken: Mapping[str, Any],
     ) -> None:
-        with self._turn:
+        with self._turn, _explained():
             if self._exchanges is not None and not self._is_lockstep:
                 self._exchanges.begin()
                 given = {**given, **self._exchanges.sources()}
@@ -317,6 +321,21 @@ class ProgramSession:
                 printer(operator, value)
 
         return show
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Raise IrError if ONNX Runtime refuses the program, and RunError if a run of it
+    fails. The device keeps its state.
+    """
+    from engine import ExecutionFailed, InvalidModel
+
+    try:
+        yield
+    except InvalidModel as error:
+        raise IrError(f"the program cannot be loaded: {error}") from error
+    except ExecutionFailed as error:
+        raise RunError(str(error)) from error
 
 
 def _compiled(

@@ -94,6 +94,8 @@ class Ir(Program):
 
     @num_host_transfers.setter
     def num_host_transfers(self, value: int) -> None:
+        if value < 1:
+            raise ValueError(f"num_host_transfers must be 1 at least, found {value}")
         self._below.transfers = int(value)
 
     @property

@@ -92,6 +92,53 @@ def test_sizes_may_be_numpys_integers() -> None:
         assert ops.subsample(x, np.int64(2)).shape == (2, 2)  # type: ignore[arg-type]
 
 
+def test_numbers_that_mean_nothing_are_value_errors() -> None:
+    ir = popxl.Ir()
+    with pytest.raises(ValueError, match="num_host_transfers must be 1 at least"):
+        ir.num_host_transfers = 0
+    with ir.main_graph:
+        x = popxl.variable(np.ones((4, 2), np.float32))
+        with pytest.raises(ValueError, match="step of a slice cannot be zero"):
+            x[::0]
+        with pytest.raises(ValueError, match="strictly increasing"):
+            ops.histogram(x, [0.0, float("nan")], False)
+
+
+def divided(device: str, replicas: int = 1) -> None:
+    """Divide by a zero that comes with the run."""
+    ir = popxl.Ir(replication=replicas)
+    with ir.main_graph:
+        load = popxl.h2d_stream((), popxl.int32)
+        store = popxl.d2h_stream((), popxl.int32)
+        ops.host_store(store, 6 / ops.host_load(load))
+    numbers = [np.full(replicas, n, np.int32).squeeze() for n in (0, 3)]
+    with popxl.Session(ir, device) as session:
+        with pytest.raises(popart.poplar_runtime_error, match="division by zero"):
+            session.run({load: numbers[0]})
+        assert (session.run({load: numbers[1]})[store] == 2).all()
+
+
+@pytest.mark.parametrize("device", ["cpu", "ipu_model", "ipu_hw"])
+def test_a_run_that_fails_is_an_error_of_popart(device: str) -> None:
+    divided(device)
+
+
+def test_a_run_of_replicas_that_fails_is_an_error_of_popart() -> None:
+    divided("ipu_model", 2)
+
+
+def test_a_program_that_the_runtime_refuses_is_an_error_of_popart() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        image = popxl.variable(np.ones((1, 1, 4, 4), np.float32))
+        weight = popxl.variable(np.ones((1, 1, 2, 2), np.float32))
+        y = ops.conv(image, weight, padding=(-1, 0, 0, 0))
+        ops.host_store(popxl.d2h_stream(y.shape, y.dtype), y)
+    refused = pytest.raises(popart.popart_exception, match="cannot be loaded")
+    with refused, popxl.Session(ir) as session:
+        session.run()
+
+
 def test_the_classes_of_onehot_are_a_constant() -> None:
     with popxl.Ir().main_graph:
         at, values = popxl.variable([0, 1]), popxl.variable([0.0, 1.0])

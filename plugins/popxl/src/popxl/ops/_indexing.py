@@ -49,6 +49,8 @@ def _by_slices(t: Tensor, parts: tuple[Any, ...]) -> Tensor:
             raise TypeError("A bool is not an index; use an array of bools")
         if isinstance(part, slice):
             step = 1 if part.step is None else operator.index(part.step)
+            if not step:
+                raise ValueError("The step of a slice cannot be zero")
             starts.append(part.start)
             stops.append(part.stop)
             steps.append(-1 if step < 0 else 1)

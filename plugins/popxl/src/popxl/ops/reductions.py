@@ -78,7 +78,7 @@ def cumsum(t: Tensor, dim: int = 0) -> Tensor:
 def histogram(t: Tensor, levels: Sequence[float], absolute_of_input: bool) -> Tensor:
     """Count the elements below, between and above the levels (uint32)."""
     bounds = [float(each) for each in levels]
-    if any(b <= a for a, b in pairwise(bounds)):
+    if not all(a < b for a, b in pairwise(bounds)):  # NaN is no level
         raise ValueError(f"levels must be strictly increasing, found {bounds}")
     attributes = {"levels": bounds, "absolute": absolute_of_input}
     return emit("Histogram", {"t": t}, ["histogram_out"], attributes)[0]
