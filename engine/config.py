@@ -44,6 +44,36 @@ class DeviceWaitStrategy(IntEnum):
     __format__ = Enum.__format__
 
 
+#: Converts a value to an option's type, also from numpy's numbers and booleans, which
+#: cannot be sent; and the words for the type.
+_TYPES: Mapping[str, tuple[Callable[[Any], object], str]] = {
+    "bool": (bool, "True or False"),
+    "int": (operator.index, "a whole number"),
+    "float": (float, "a number"),
+    "tuple[int, ...]": (lambda v: tuple(map(operator.index, v)), "whole numbers"),
+    "DeviceWaitStrategy": (DeviceWaitStrategy, "a DeviceWaitStrategy"),
+}
+
+
+def _take_plain(config: DeviceWaitConfig | ModelRunnerConfig, label: str = "") -> None:
+    """Convert the options to their types. Raises InvalidConfig for other values."""
+    for option in fields(config):
+        kind, _, absent = str(option.type).partition(" | ")
+        value = getattr(config, option.name)
+        if kind not in _TYPES or (absent and value is None):
+            continue
+        convert, words = _TYPES[kind]
+        is_plain = not isinstance(value, str)  # even "no" would be true
+        try:
+            plain = convert(value) if is_plain else None
+        except (TypeError, ValueError, OverflowError):
+            is_plain = False
+        if not is_plain:
+            msg = f"{label}{option.name} must be {words}, got {value!r:.80}"
+            raise InvalidConfig(msg)
+        object.__setattr__(config, option.name, plain)
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceWaitConfig:
     """Behaviour if no device is free (Model Runtime: `DeviceWaitConfig`)."""
@@ -56,6 +86,7 @@ class DeviceWaitConfig:
     """Seconds between two attempts to attach a device."""
 
     def __post_init__(self) -> None:
+        _take_plain(self, "DeviceWaitConfig.")
         for name in ("timeout", "sleep_time"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
@@ -196,7 +227,7 @@ class ModelRunnerConfig:
     """
 
     def __post_init__(self) -> None:
-        self._take_plain_numbers()
+        _take_plain(self)
         self._in_range("replication_factor", 1, 1024)
         self._in_range("ring_buffer_size_multiplier", 1, 1024)
         self._in_range("max_batch_size", 0, 65536)
@@ -247,19 +278,6 @@ class ModelRunnerConfig:
         """Return the level of requests that state none; 0 if there are no levels."""
         middle = self.priority_levels // 2 + 1 if self.priority_levels else 0
         return self.default_priority or middle
-
-    def _take_plain_numbers(self) -> None:
-        """Accept numbers and booleans of numpy, which cannot be sent."""
-        for option in fields(self):
-            value = getattr(self, option.name)
-            if option.type == "bool":
-                object.__setattr__(self, option.name, bool(value))
-            elif value is not None and option.type in ("int", "int | None"):
-                try:
-                    object.__setattr__(self, option.name, operator.index(value))
-                except TypeError:
-                    msg = f"{option.name} must be a whole number, got {value!r}"
-                    raise InvalidConfig(msg) from None
 
     def _check_queue_sizes(self) -> None:
         for level, limit in self.priority_queue_sizes.items():

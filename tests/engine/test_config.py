@@ -36,3 +36,34 @@ def test_replicas_and_frozen_inputs_are_checked() -> None:
     with pytest.raises(InvalidConfig, match="got list"):
         ModelRunnerConfig(frozen_inputs={"x": [1]})  # type: ignore[dict-item]
     assert ModelRunnerConfig(frozen_inputs={"x": np.ones(1)})
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong"),
+    [
+        ("replication_factor", None),
+        ("max_queue_delay", "1"),
+        ("load_timeout", None),
+        ("run_timeout", 10**400),
+        ("preferred_batch_sizes", 4),
+        ("preferred_batch_sizes", (1.5,)),
+        ("preferred_batch_sizes", ("4",)),
+        ("auto_reset", "no"),
+    ],
+)
+def test_values_of_another_type_are_refused(option: str, wrong: object) -> None:
+    with pytest.raises(InvalidConfig, match=f"^{option} must be .*, got "):
+        ModelRunnerConfig(**{option: wrong})  # type: ignore[arg-type]
+
+
+def test_numbers_may_be_numpys() -> None:
+    """A device process receives plain numbers only."""
+    config = ModelRunnerConfig(
+        max_queue_delay=np.float32(0.5),
+        preferred_batch_sizes=[np.int64(4)],  # type: ignore[arg-type]
+        batching=np.True_,  # type: ignore[arg-type]
+    )
+    assert type(config.max_queue_delay) is float
+    assert config.preferred_batch_sizes == (4,)
+    assert type(config.preferred_batch_sizes[0]) is int
+    assert config.batching is True

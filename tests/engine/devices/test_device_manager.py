@@ -340,6 +340,14 @@ def test_wait_options_are_checked() -> None:
     with pytest.raises(InvalidConfig, match="sleep_time"):
         DeviceWaitConfig(sleep_time=float("nan"))
     assert DeviceWaitConfig().sleep_time == 15.0
+    with pytest.raises(InvalidConfig, match="timeout must be a number, got '1'"):
+        DeviceWaitConfig(timeout="1")  # type: ignore[arg-type]
+    for wrong in (3, "NO_WAIT", None):
+        with pytest.raises(InvalidConfig, match="strategy must be a DeviceWaitStrat"):
+            DeviceWaitConfig(wrong)  # type: ignore[arg-type]
+    for strategy in DeviceWaitStrategy:  # any other value would wait for ever
+        config = DeviceWaitConfig(strategy.value)  # type: ignore[arg-type]
+        assert config.strategy is strategy
 
 
 def test_a_model_says_what_its_device_is(tmp_path: Path) -> None:
