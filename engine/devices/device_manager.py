@@ -330,7 +330,7 @@ class DeviceManager:
         """
         size = spec.num_ipus
         units = [unit for unit in self.graph_units if unit not in held]
-        if size < 1 or count > _most(units, size):
+        if size < 1 or not 1 <= count <= _most(units, size):
             raise NoDeviceAvailable(self._why_never(size, count, len(held)))
         more = self._how_to_have(len(self.graph_units) + size * count)
         hint = f"wait for one with a DeviceWaitConfig, or {more}"
@@ -369,6 +369,8 @@ class DeviceManager:
         """
         if size < 1:
             return f"a device must have at least 1 unit, got num_ipus={size}"
+        if count < 1:
+            return f"a model must have at least 1 replica, got {count}"
         replicas = count > 1 or held > 0
         wanted = f"a device of {counted(size, 'unit')} is needed"
         if replicas:

@@ -177,6 +177,9 @@ def test_what_the_pool_can_never_give_is_refused_at_once(
         manager.get_device(3, wait)
     with pytest.raises(NoDeviceAvailable, match="there is no device 'cpu:99'"):
         manager.get_specific_device("cpu:99", wait)
+    for none in (0, -1):
+        with pytest.raises(NoDeviceAvailable, match=f"at least 1 replica, got {none}"):
+            manager.get_devices(none, 1, wait)
     # Units of two kinds are never one device.
     monkeypatch.setattr("engine.devices.device_manager._has_gpu_build", lambda: True)
     monkeypatch.setenv("POPGATE_DEVICES", "cpu:55-55,cuda:0")
