@@ -231,7 +231,9 @@ class ModelRunner:
         self._replicas.recover_if_lost(number)
         interface = self.interface
         tensors = interface.tensors(inputs)
-        deadline = None if timeout is None else time.monotonic() + float(timeout)
+        deadline = None
+        if timeout is not None:
+            deadline = time.monotonic() + max(float(timeout), 0.0)
         if outputs is not None:
             interface.check_output_names(outputs)
         validate = self.config.validate_io_params

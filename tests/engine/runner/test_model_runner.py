@@ -21,6 +21,7 @@ import pytest
 from engine import (
     Cancelled,
     DeadlineExceeded,
+    DeadlineUnreachable,
     Device,
     EngineError,
     ExecutionFailed,
@@ -63,6 +64,9 @@ def test_numbers_may_be_numpys(tmp_path: Path, shared_device: Device) -> None:
         runner.execute({"input": rows(1)}, replica_id=replica, timeout=np.int64(WAIT))
         for late in (1e12, math.inf):
             runner.execute({"input": rows(1)}, timeout=late)
+        for early in (-1e12, -math.inf):
+            with pytest.raises((DeadlineExceeded, DeadlineUnreachable)):
+                runner.execute({"input": rows(1)}, timeout=early)
         assert runner.tracepoints(replica).count == 0
         assert runner.run_save_programs(replica) == {}
         with pytest.raises(InvalidInput, match="from 0 to 0, got 1"):
