@@ -129,7 +129,11 @@ class ModelInterface:
             if desc is not None and desc.data_type.numpy_dtype == array.dtype:
                 return Tensor.from_numpy(array, desc.data_type)
             tensor = Tensor.from_numpy(array)
-        except (PopefError, AttributeError) as error:  # it may be no array
+        except AttributeError:
+            kind = type(array).__name__
+            msg = f"input {name!r}: expected a plain numpy array, got {kind}"
+            raise InvalidInput(msg) from None
+        except PopefError as error:
             raise InvalidInput(f"input {name!r}: {error}") from None
         if desc is not None and tensor.data_type is not desc.data_type:
             raise InvalidInput(

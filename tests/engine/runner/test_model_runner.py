@@ -254,6 +254,19 @@ def test_arrays_of_another_type_are_refused(
 
 
 @pytest.mark.parametrize(
+    "wrong", [[1.0], None, np.ma.masked_array(np.ones((1, 4), "f4"), mask=True)]
+)
+def test_what_is_no_plain_array_is_refused_by_its_kind(
+    tmp_path: Path, shared_device: Device, wrong: Any
+) -> None:
+    with ModelRunner(models.affine(tmp_path / "m.popef"), on(shared_device)) as runner:
+        kind = type(wrong).__name__
+        words = f"input 'input': expected a plain numpy array, got {kind}$"
+        with pytest.raises(InvalidInput, match=words):
+            runner.execute({"input": wrong})
+
+
+@pytest.mark.parametrize(
     "wrong", [["a"], None, np.array([5], object), np.array(["\ud800"])]
 )
 def test_what_is_no_array_of_strings_is_refused(
