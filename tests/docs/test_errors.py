@@ -10,7 +10,7 @@ from app.errors import ERRORS, ERRORS_PAGE, error_body, help_address
 ROOT = Path(__file__).resolve().parents[2]
 #: A code stands behind a status, a message or the call that makes a body.
 _WRITTEN = re.compile(
-    r"(?:HttpError|error_body|Refusal|Row)\((?:[^()]|\([^()]*\))*?"
+    r"(?:HttpError|error_body|refusal|Refusal|Row)\((?:[^()]|\([^()]*\))*?"
     r"\"([a-z]+(?:_[a-z]+)+)\"\W"
 )
 #: The same with a constant, and the line that gives the constant its value.
