@@ -95,7 +95,7 @@ def get_viewer(request: Request) -> Viewer:
 KEY_SCHEME = "apiKey"
 _KEY = HTTPBearer(
     scheme_name=KEY_SCHEME,
-    description="The key given to the gateway with `--api-key`.",
+    description="A key of the server (`--keys` or `--api-key`).",
     auto_error=False,
 )
 

@@ -75,8 +75,9 @@ class InferenceRequest(Body):
 
     id: str | None = None
     inputs: list[RequestInput] | dict[str, Any]
-    outputs: list[RequestOutput] | None = Field(
-        default=None, description="The requested outputs; all outputs if absent."
+    outputs: list[RequestOutput | str] | None = Field(
+        default=None,
+        description="The requested outputs, or their names; all outputs if absent.",
     )
     parameters: dict[str, Any] | None = Field(
         default=None,

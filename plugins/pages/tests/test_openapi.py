@@ -25,6 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 from app.api.examples import example_request, shown_shape
 from app.api.plugin_routes import plugin_routes
 from app.config.model_config import ModelConfig
+from app.http.access import key_group
 from app.main import ROUTERS, methods_by_path
 from app.repository.records import LoadedModel
 from app.repository.source import VersionSource
@@ -150,6 +151,21 @@ def test_management_says_who_may(document: dict[str, Any]) -> None:
         operation = document["paths"][path]["post"]
         assert {"401", "403"} <= set(operation["responses"])
         assert operation["security"] == [{"apiKey": []}, {}]
+
+
+def test_every_call_that_may_need_a_key_takes_one(document: dict[str, Any]) -> None:
+    """Clients that are generated from the document send a key only where it says so."""
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            needs = key_group(path, method.upper()) is not None
+            assert ("security" in operation) is needs, (method, path)
+            assert ({"401", "403"} <= set(operation["responses"])) is needs, path
+
+
+def test_outputs_may_be_names(document: dict[str, Any]) -> None:
+    schema = document["components"]["schemas"]["InferenceRequest"]
+    items = schema["properties"]["outputs"]["anyOf"][0]["items"]["anyOf"]
+    assert {"type": "string"} in items
 
 
 def test_without_models_it_is_the_document_itself(document: dict[str, Any]) -> None:

@@ -59,6 +59,9 @@ _TAGS = (
 )
 _JSON_TYPES = {"f": "number", "i": "integer", "u": "integer", "b": "boolean"}
 _LOADING = re.compile(r"/(load|unload)$")
+_WRONG_KEY = {"401": "The API key is missing or wrong."}
+_KEYED = {**_WRONG_KEY, "403": "The API key does not allow this call."}
+_MANAGED = {**_WRONG_KEY, "403": "This client may not manage the server."}
 
 
 def base_document(
@@ -149,9 +152,9 @@ def _finish_operation(path: str, operation: dict[str, Any]) -> None:
         errors["413"] = "The body is larger than allowed."
     if _LOADING.search(path):
         errors["503"] = "This server does not let clients load and unload models."
-    if "security" in operation:  # the dependency of management calls
-        errors["401"] = "The API key is missing or wrong."
-        errors["403"] = "This client may not manage the server."
+    if group_of(path) != "health":  # the only group that never needs a key
+        is_managed = "security" in operation  # the dependency of management calls
+        errors |= _MANAGED if is_managed else _KEYED
         operation["security"] = [{KEY_SCHEME: []}, {}]
     for status, text in errors.items():
         responses.setdefault(status, error_response(text))
