@@ -289,3 +289,23 @@ def test_a_key_opens_its_models_only(root: Path, tmp_path: Path) -> None:
         for path in ("/tokenize", "/v1/models/unit/tokenize"):
             assert client.post(path, json={"inputs": "a cat"}).status_code == 200
         assert client.post("/decode", json={"ids": [4]}).json() == ["the"]
+
+
+def test_token_routes_wait_for_the_model_and_say_when_it_is_not_there(
+    root: Path, tmp_path: Path
+) -> None:
+    """They said that a model which was not loaded was not a text model (424)."""
+    options = ("--devices", "cpu:1", "--cache-dir", str(tmp_path), "--lazy")
+    with ServedGateway(root, *options) as gateway:
+        gateway.wait_ready()
+        found = post(gateway, "/v1/models/unit/decode", ids=[5, 15])
+        assert (found.status_code, found.json()) == (200, ["a cat"])
+        gateway.client.post("/v1/models/unit/unload").raise_for_status()
+        for path, body in (("tokenize", {"inputs": "a"}), ("decode", {"ids": [5]})):
+            found = post(gateway, f"/v1/models/unit/{path}", **body)
+            assert found.status_code == 503, found.text
+            assert found.json()["error_type"] == "Unhealthy"
+            assert found.headers["retry-after"] == "1"
+        assert gateway.client.get("/v1/models/unit/info").status_code == 503
+        found = post(gateway, "/v1/models/plain/tokenize", inputs="a")
+        assert found.status_code == 424

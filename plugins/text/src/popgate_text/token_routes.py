@@ -12,9 +12,10 @@ from fastapi.responses import JSONResponse
 
 from app.about import VERSION
 from app.api.delegation import ModelName
-from app.api.dependencies import GatewayOf, find_model, read_object
+from app.api.dependencies import GatewayOf, find_served, read_object
 from app.errors import ErrorResponse, InvalidRequest, RequestError
 from app.gateway import Gateway
+from engine import EngineError
 from popgate_text import tei
 from popgate_text.bodies import (
     IDS,
@@ -80,7 +81,7 @@ def _refusing(run: Callable[..., Any]) -> Callable[..., Any]:
     async def answer(**given: Any) -> Response:
         try:
             found: Response = await run(**given)
-        except RequestError as error:
+        except (RequestError, EngineError) as error:
             refused = tei.refused(ErrorResponse.of(error))
             headers = {name.decode(): value.decode() for name, value in refused.headers}
             return Response(refused.body, refused.status, headers)
@@ -101,7 +102,7 @@ def _for_model(run: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 async def _info(gateway: GatewayOf, name: ModelName) -> Response:
     """Return the kind of the model and the limits of requests to it."""
-    scheduler = _found(gateway, name)
+    scheduler = await _found(gateway, name)
     model, config = scheduler.model, scheduler.config
     labels = {str(n): label for n, label in enumerate(model.labels)}
     kinds: dict[str, dict[str, Any]] = {
@@ -135,7 +136,7 @@ async def _tokenize(gateway: GatewayOf, request: Request, name: ModelName) -> Re
     character.
     """
     document = await read_object(request)
-    scheduler = _found(gateway, name)
+    scheduler = await _found(gateway, name)
     given = document.get("inputs")
     texts = [given] if isinstance(given, str) else given
     if type(texts) is list:
@@ -150,7 +151,7 @@ async def _tokenize(gateway: GatewayOf, request: Request, name: ModelName) -> Re
 async def _decode(gateway: GatewayOf, request: Request, name: ModelName) -> Response:
     """Return the texts of token ids."""
     document = await read_object(request)
-    scheduler = _found(gateway, name)
+    scheduler = await _found(gateway, name)
     given = document.get("ids")
     rows = [given] if _are_ids(given) else given
     if type(rows) is list:
@@ -206,10 +207,13 @@ def scheduler_of(gateway: Gateway, name: str) -> TextScheduler | None:
     return found if isinstance(found, TextScheduler) else None
 
 
-def _found(gateway: Gateway, name: str) -> TextScheduler:
-    find_model(gateway, name)
-    found = scheduler_of(gateway, name)
-    if found is None:
+async def _found(gateway: Gateway, name: str) -> TextScheduler:
+    """Return the scheduler of a text model; load the model first if models are loaded
+    on demand.
+    """
+    _, loaded = await find_served(gateway, name)
+    found = loaded.scheduler
+    if not isinstance(found, TextScheduler):
         check_kind_of(name, "", "a text model")
-    assert found is not None
+    assert isinstance(found, TextScheduler)
     return found
