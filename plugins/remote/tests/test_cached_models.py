@@ -150,6 +150,21 @@ def test_a_checksum_that_is_given_has_to_be_right(web: Web, tmp_path: Path) -> N
     assert remote.folder_of(bad) is None
 
 
+def test_a_damaged_file_of_a_known_digest_is_taken_again(
+    web: Web, tmp_path: Path
+) -> None:
+    """The blob is the damaged file, too, because both are one file on the disk."""
+    url = ModelUrl.of(f"{web.url}/m.onnx#sha256={hashlib.sha256(BODY).hexdigest()}")
+    CachedModels(tmp_path).fetch("model m", url)
+    (blob,) = (tmp_path / "blobs").iterdir()
+    blob.chmod(0o644)
+    os.truncate(blob, 1000)
+    remote = CachedModels(tmp_path)
+    assert remote.folder_of(url) is None
+    assert remote.fetch("model m", url)
+    assert served(remote, url) == BODY
+
+
 def test_too_much_is_refused_before_it_comes(
     web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -309,7 +309,7 @@ class CachedModels:
         found: dict[str, str] = {}
         for file in listing.files:
             digest = file.sha256 or (known.get(file.identity, "") if file.tag else "")
-            if digest and self._cache.blob(digest).is_file():
+            if digest and self._cache.has(digest, file.size):
                 found[file.name] = digest
         return found
 

@@ -32,6 +32,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from app.repository.model_sources import FetchStopped, RemoteError
@@ -96,6 +97,13 @@ class ModelCache:
 
     def blob(self, sha256: str) -> Path:
         return self.folder / "blobs" / sha256
+
+    def has(self, sha256: str, size: int | None) -> bool:
+        """Return whether there is a blob of this size, if one is stated."""
+        with contextlib.suppress(OSError):
+            found = self.blob(sha256).stat()
+            return S_ISREG(found.st_mode) and size in (None, found.st_size)
+        return False
 
     def part(self, url: str, file: RemoteFile) -> Path:
         """Return the path of a partly downloaded file. Its name contains all that
