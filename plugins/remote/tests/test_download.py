@@ -176,6 +176,17 @@ def test_it_is_given_up_in_the_end_and_what_came_is_kept(
     assert "retrying in 0.001 s" in caplog.text
 
 
+def test_bytes_that_come_again_are_no_progress(web: Web, tmp_path: Path) -> None:
+    """A server that cannot resume, and whose connection breaks here and there."""
+    source, file = listed(web)
+    web.answers["/m.onnx"].takes_ranges = False
+    web.answers["/m.onnx"].cuts = [2000, 1000] * 20
+    progress = Progress("model m", len(BODY), threading.Event())
+    with pytest.raises(SourceAway):
+        download(source, file, tmp_path / "part", progress, 0.001)
+    source.close()
+
+
 def test_the_end_of_the_server_ends_it(web: Web, tmp_path: Path) -> None:
     source, file = listed(web)
     stop = threading.Event()

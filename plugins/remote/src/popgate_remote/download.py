@@ -167,9 +167,8 @@ def _receive(
     """Append the missing bytes; return the digests of the whole content."""
     sums, here = _digests_of(stream, file, stated)
     progress.add(here, came=False)
-    tries = 0
+    tries, most = 0, here
     while here != file.size:
-        before = here
         try:
             with source.open(file, here) as (start, chunks):
                 if start != here:  # the source starts at the beginning again
@@ -189,7 +188,8 @@ def _receive(
             if here < file.size:
                 raise SourceAway(f"{file.name} ended after {size_text(here)}")
         except SourceAway as e:
-            tries = 1 if here > before else tries + 1
+            # Bytes that have come before are no progress: not all sources can resume.
+            tries, most = 1 if here > most else tries + 1, max(here, most)
             if tries >= TRIES:
                 raise
             wait = pause * 2 ** (tries - 1)
