@@ -22,6 +22,9 @@ def test_downloads_go_unless_they_are_held(tmp_path: Path) -> None:
         manifest = models / name / "digest" / ".manifest.json"
         manifest.write_text(f'{{"url": "https://example.com/{name}"}}')
         aged(models / name / LOCK, DAY)
+    # A process that was killed while it made these has left them without a lock.
+    for number in range(20):
+        (models / f"begun-{number}").mkdir()
     with (models / "held" / "digest" / ".manifest.json").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         done = run_popgate("cache", "--empty", "--cache-dir", str(tmp_path))

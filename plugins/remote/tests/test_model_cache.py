@@ -245,6 +245,17 @@ def test_what_nobody_looks_for_any_more_is_removed(tmp_path: Path) -> None:
     assert commit(user, ("m.onnx", b"one")).folder == made.folder
 
 
+def test_a_folder_without_a_lock_keeps_no_other(tmp_path: Path) -> None:
+    cache = ModelCache(tmp_path)
+    made = commit(cache, ("m.onnx", b"one"))
+    for number in range(20):
+        (tmp_path / "models" / f"begun-{number}").mkdir()
+    cache.let_go(made.folder)
+    os.utime(made.folder.parent / ".lock", (0, 0))
+    cache.sweep()
+    assert not made.folder.parent.exists()
+
+
 def test_one_process_at_a_time_takes_a_model(tmp_path: Path) -> None:
     cache, stop = ModelCache(tmp_path), threading.Event()
     entered = threading.Event()

@@ -20,14 +20,15 @@ class Downloads:
 
     def listed(self) -> Iterator[Cached]:
         """Yield models, beginnings of downloads, and files that no model has."""
-        yield from self._models()
-        now = time.time()
-        for name in ("parts", "blobs"):
+        cache, now = ModelCache(self._folder), time.time()
+        for folder in cache.entries("models"):
             with contextlib.suppress(OSError):
-                for path in (self._folder / name).iterdir():
-                    found = path.stat(follow_symlinks=False)
-                    if found.st_nlink == 1:
-                        yield left_over(path, found, now - found.st_mtime)
+                yield _model_in(folder)
+        for path in [*cache.entries("parts"), *cache.entries("blobs")]:
+            with contextlib.suppress(OSError):
+                found = path.lstat()
+                if found.st_nlink == 1:
+                    yield left_over(path, found, now - found.st_mtime)
 
     def remove(self, cached: Cached) -> bool:
         """Remove a model unless a server uses it; return whether it is gone."""
@@ -39,17 +40,17 @@ class Downloads:
         """Remove the remains of ended servers."""
         ModelCache(self._folder).sweep()
 
-    def _models(self) -> Iterator[Cached]:
-        with contextlib.suppress(OSError):
-            for folder in (self._folder / "models").iterdir():
-                used = (folder / LOCK).stat().st_mtime
-                files = [path for path in folder.rglob("*") if path.is_file()]
-                size = sum(path.stat().st_size for path in files)
-                name = _url_of(folder) or folder.name
-                yield Cached("downloaded", name, size, used, folder, is_used(folder))
-
     def __repr__(self) -> str:
         return f"<Downloads {self._folder}>"
+
+
+def _model_in(folder: Path) -> Cached:
+    """Return the entry of the folder of a URL. Raises OSError."""
+    used = (folder / LOCK).stat().st_mtime
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    name = _url_of(folder) or folder.name
+    return Cached("downloaded", name, size, used, folder, is_used(folder))
 
 
 def _url_of(folder: Path) -> str:

@@ -154,16 +154,22 @@ class ModelCache:
         """Remove models of URLs that are not used any more, blobs of no snapshot, and
         parts that were left behind."""
         before = time.time() - KEPT_MODEL
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(self.folder / "models"):
-                self.remove_unused(Path(entry.path), before)
+        for path in self.entries("models"):
+            with contextlib.suppress(OSError):
+                self.remove_unused(path, before)
         for name, seconds in (("blobs", KEPT_BLOB), ("parts", KEPT_PART)):
             before = time.time() - seconds
-            with contextlib.suppress(OSError):
-                for entry in os.scandir(self.folder / name):
-                    found = entry.stat(follow_symlinks=False)
+            for path in self.entries(name):
+                with contextlib.suppress(OSError):
+                    found = path.lstat()
                     if found.st_nlink == 1 and found.st_mtime < before:
-                        os.unlink(entry.path)
+                        path.unlink()
+
+    def entries(self, name: str) -> list[Path]:
+        """Return what a folder of the cache contains."""
+        with contextlib.suppress(OSError):
+            return [*(self.folder / name).iterdir()]
+        return []
 
     @staticmethod
     def remove_unused(folder: Path, before: float) -> None:
