@@ -70,6 +70,48 @@ def test_external_data_counts(cache: OnnxCompileCache, tmp_path: Path) -> None:
     assert cache.popef_for(source) != first
 
 
+def test_external_data_of_functions_counts(
+    cache: OnnxCompileCache, tmp_path: Path
+) -> None:
+    data = tmp_path / "w.data"
+    data.write_bytes(np.full(4, 2, np.float32).tobytes())
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4])
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="w.data")
+    opset = helper.make_opsetid("", 20)
+    nodes = [
+        helper.make_node("Constant", [], ["w"], value=weight),
+        helper.make_node("Add", ["x", "w"], ["y"]),
+    ]
+    function = helper.make_function("own", "AddW", ["x"], ["y"], nodes, [opset])
+    graph = helper.make_graph(
+        [helper.make_node("AddW", ["x"], ["y"], domain="own")],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 4])],
+    )
+    opsets = [opset, helper.make_opsetid("own", 1)]
+    model = helper.make_model(graph, functions=[function], opset_imports=opsets)
+    model.ir_version = 10
+    source = tmp_path / "m.onnx"
+    source.write_bytes(model.SerializeToString())
+    assert external_files(source) == [data]
+    first = cache.popef_for(source)
+    data.write_bytes(np.full(4, 3, np.float32).tobytes())
+    assert cache.popef_for(source) != first
+
+
+def test_a_data_file_that_no_file_can_be_is_told(
+    cache: OnnxCompileCache, tmp_path: Path
+) -> None:
+    source = save(tmp_path / "m.onnx", external=True)
+    document = onnx.load(source, load_external_data=False)
+    document.graph.initializer[0].external_data[0].value = "\0m.data"
+    source.write_bytes(document.SerializeToString())
+    with pytest.raises(InvalidModel, match=r"tensor 'factor': its data file .*must be"):
+        cache.popef_for(source)
+
+
 def test_external_files_elsewhere_are_not_read(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     folder.mkdir()

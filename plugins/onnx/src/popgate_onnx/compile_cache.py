@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -228,11 +229,13 @@ def external_files(source: Path) -> list[Path]:
     The compiler checks which files a model may refer to; this function only reads them.
     """
     model = _load(source, load_external_data=False)
+    in_functions = (node for each in model.functions for node in each.node)
+    tensors = chain(_tensors(model.graph), _tensors_of(in_functions))
     names = {
         entry.value
-        for tensor in _tensors(model.graph)
+        for tensor in tensors
         for entry in tensor.external_data
-        if entry.key == "location"
+        if entry.key == "location" and "\0" not in entry.value
     }
     folder = source.parent.resolve()
     paths = sorted((folder / name).resolve() for name in names)
@@ -262,12 +265,11 @@ def _tensors(graph: Any) -> Iterator[Any]:
     for sparse in graph.sparse_initializer:
         yield sparse.values
         yield sparse.indices
-    for node in graph.node:
-        yield from _attribute_tensors(node.attribute)
+    yield from _tensors_of(graph.node)
 
 
-def _attribute_tensors(attributes: Iterable[Any]) -> Iterator[Any]:
-    for attribute in attributes:
+def _tensors_of(nodes: Iterable[Any]) -> Iterator[Any]:
+    for attribute in (each for node in nodes for each in node.attribute):
         if attribute.HasField("t"):
             yield attribute.t
         yield from attribute.tensors
