@@ -124,6 +124,13 @@ def test_many_models_go_on_past_a_failure(popgate: Call, tmp_path: Path) -> None
     assert "good1.onnx" in done.out
 
 
+def test_limits_that_no_model_reaches(popgate: Call, tmp_path: Path) -> None:
+    model = save(tmp_path / "m.onnx")
+    limits = ("--timeout", "1e6", "--memory", "99999999999G")
+    done = popgate("compile", model, *limits)
+    assert (done.code, done.err) == (0, "")
+
+
 def test_fused_models(popgate: Call, tmp_path: Path) -> None:
     first, second = save(tmp_path / "a.onnx"), save(tmp_path / "b.onnx")
     target = tmp_path / "both.popef"
@@ -152,6 +159,13 @@ def test_nothing_overwrites_another(popgate: Call, tmp_path: Path) -> None:
         (["none.onnx"], 1, "none.onnx"),
         (["a.onnx", "b.onnx", "-o", "c.popef"], 2, "--output names one file"),
         (["a.onnx", "-o", "c.popef", "--out-dir", "d"], 2, "exclude each other"),
+        (
+            ["a.onnx", "-o", "c.popef", "--out-dir", "d", "--fuse", "x"],
+            2,
+            "--fuse writes one file",
+        ),
+        (["a.onnx", "--timeout", "inf"], 2, "--timeout"),
+        (["a.onnx", "--timeout", "3e6"], 2, "--timeout"),
         (["a.onnx", "--batch", "some"], 2, "batch must be auto, off or a number"),
         (["a.onnx", "--batch", "0"], 2, "batch must be auto, off or a number"),
         (["a.onnx", "--threads", "100000"], 2, "threads must be from 1 to 1024"),

@@ -111,6 +111,8 @@ def test_the_folder_of_a_text_model_gets_one_more_file(
         (("m.onnx", "m.onnx", "--quantize", "int8", "--fuse", "x", "-o", "o"), "fuse"),
         ((".", "--quantize", "int8"), "contains no model"),
         ((".", "m.onnx", "--quantize", "int8"), "one folder at a time"),
+        ((".", "--quantize", "int8", "--batch", "4"), "has no other options"),
+        ((".", "--quantize", "int8", "--metadata", "a=b"), "has no other options"),
         (("none.onnx", "--quantize", "int8"), "No such file"),
         (("bad.onnx", "--quantize", "int8"), "not an ONNX model"),
     ],

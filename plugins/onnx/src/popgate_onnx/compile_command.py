@@ -180,16 +180,6 @@ def compile_models(
     popgate compile program.py:ir -o models/program.popef
     """
     compilations = _compilations(timeout, memory)
-    if quantize:
-        _check_quantize(quantize, models, fuse)
-        if models[0].is_dir():
-            _quantize_folder(models, output, out_dir, compilations)
-            return
-    jobs = _jobs(models, output, out_dir, fuse, compilations)
-    quantized: dict[Path, QuantizeReport] = {}
-    if quantize:
-        compiler = _quantizer(compilations, quantized)
-        jobs = [job._replace(compiler=compiler) for job in jobs]
     options = _options(
         batch=batch,
         weights=weights,
@@ -202,6 +192,16 @@ def compile_models(
         description=description,
         threads=threads,
     )
+    if quantize:
+        _check_quantize(quantize, models, fuse)
+        if models[0].is_dir():
+            _quantize_folder(models, output, out_dir, options, compilations)
+            return
+    jobs = _jobs(models, output, out_dir, fuse, compilations)
+    quantized: dict[Path, QuantizeReport] = {}
+    if quantize:
+        compiler = _quantizer(compilations, quantized)
+        jobs = [job._replace(compiler=compiler) for job in jobs]
     if out_dir is not None:
         _make(out_dir)
     results = []
@@ -233,10 +233,12 @@ def _quantize_folder(
     models: list[Path],
     output: Path | None,
     out_dir: Path | None,
+    options: CompileOptions,
     compilations: Compilations,
 ) -> None:
     """Write the quantised file of one folder, and print how to serve it."""
     from engine import EngineError
+    from popgate_onnx.compiler import CompileOptions
     from popgate_onnx.quantize_command import quantize_in, tell_quantized
 
     (folder, *others) = models
@@ -245,6 +247,11 @@ def _quantize_folder(
             "--quantize takes one folder at a time; call it for each, with "
             "--output instead of --out-dir",
             EXIT_USAGE,
+        )
+    if options != CompileOptions():
+        msg = "--quantize of a folder writes an ONNX file, which has no other options"
+        raise CommandError(
+            f"{msg}; leave out all but --output, --timeout and --memory", EXIT_USAGE
         )
     try:
         with compilations, _progress(folder.name) as stage:
@@ -309,8 +316,9 @@ def _jobs(
         raise CommandError(
             "--fuse joins ONNX models only; leave out the programs", EXIT_USAGE
         )
-    if output is None:
-        raise CommandError("--fuse writes one file; name it with --output", EXIT_USAGE)
+    if output is None or out_dir is not None:
+        msg = "--fuse writes one file; name it with --output, not --out-dir"
+        raise CommandError(msg, EXIT_USAGE)
     return [_ModelJob(models[0], output, _fuser(models, fuse, compilations))]
 
 

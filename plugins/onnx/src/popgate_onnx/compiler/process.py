@@ -23,6 +23,7 @@ import math
 import os
 import resource
 import select
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -383,4 +384,5 @@ def _limit(seconds: float, memory: int) -> None:
         _, hard = resource.getrlimit(what)
         if hard != resource.RLIM_INFINITY:
             most = min(most, hard)
+        most = min(most, sys.maxsize)
         resource.setrlimit(what, (most, most))
