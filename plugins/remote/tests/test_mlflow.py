@@ -180,9 +180,11 @@ def test_what_is_no_version_and_no_server_is_told(
         with pytest.raises(RemoteError, match="as in mlflow:/digits/3"):
             MlflowSource(text, no_bucket)
     put(web, f"{API}/registered-models/alias?name=digits&alias=best", {})
+    put(web, f"{API}/registered-models/alias?name=d&alias=odd", {"model_version": [1]})
     put(web, f"{API}/model-versions/get?name=digits&version=1", [])
     for text, why in (
         ("digits@best", "has no version"),
+        ("d@odd", "has no version"),
         ("digits/1", "something other"),
     ):
         source = MlflowSource(text, no_bucket)

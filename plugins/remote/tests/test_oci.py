@@ -116,6 +116,7 @@ def test_content_of_another_digest_is_refused(web: Web, tmp_path: Path) -> None:
         ([], "an invalid manifest"),
         ({"manifests": [], "mediaType": "an.index"}, "lists no files, but is an.index"),
         ({"layers": [1]}, "an invalid layer"),
+        ({"layers": [{"annotations": [TITLE]}]}, "an invalid layer"),
         (
             {"layers": [{"mediaType": "a.tar"}]},
             "a layer .a.tar. is not a file; push the",
@@ -133,6 +134,14 @@ def test_what_is_no_artifact_of_files_is_told(
     put_manifest(web, "1", manifest)
     source = OciSource(f"{web.host}/me/digits:1")
     with pytest.raises(RemoteError, match=text):
+        list(source.files())
+    source.close()
+
+
+def test_a_manifest_that_is_nested_without_end_is_told(web: Web) -> None:
+    web.put(f"{REPOSITORY}/manifests/1", b"[" * 100_000)
+    source = OciSource(f"{web.host}/me/digits:1")
+    with pytest.raises(RemoteError, match="an invalid manifest"):
         list(source.files())
     source.close()
 
@@ -174,6 +183,15 @@ def test_a_registry_that_wants_a_token(web: Web, tmp_path: Path) -> None:
     asked = [path for _, path, _ in web.asked]
     token = "/token?scope=a%3Ab%3Apull&service=registry"
     assert [path for path in asked if "token" in path] == [token]  # once for both
+
+
+def test_a_token_server_without_a_valid_host_is_not_asked(web: Web) -> None:
+    told = {"WWW-Authenticate": 'Bearer realm="https://[::1/token"'}
+    web.check = lambda path, key: Answer(status=401, headers=told)
+    source = OciSource(f"{web.host}/me/digits:1")
+    with pytest.raises(RemoteError, match=r"denies access .401."):
+        list(source.files())
+    source.close()
 
 
 def test_tokens_come_in_time_and_are_small(

@@ -55,6 +55,8 @@ def test_a_model_has_the_name_of_its_file(text: str, name: str) -> None:
         ("s3://AKID:secret@b", "s3://b: user and password"),
         ("az://a:secret@b/m", "az://b: user and password"),
         ("ftp://u:secret@host/m.onnx", "ftp://host/m.onnx: ftp: is not supported"),
+        ("https://[::1/m.onnx", "its host is not valid: Invalid IPv6 URL"),
+        ("oci://[h/m:1", "its host is not valid"),
         ("http://example.com/m.onnx", "no TLS.*append its checksum"),
         (
             "https://host/m.onnx#sha256=12",

@@ -41,7 +41,7 @@ class MlflowSource:
         self._name = unquote(found["name"])
         self._version, self._alias = found["version"], found["alias"]
         self._base = os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
-        if urlsplit(self._base).scheme not in ("http", "https"):
+        if not self._base.lower().startswith(("http://", "https://")):
             msg = "set MLFLOW_TRACKING_URI to the URL of the tracking server (https://...)"
             raise RemoteError(msg)
         self._bucket = bucket
@@ -58,7 +58,7 @@ class MlflowSource:
     def files(self) -> Iterator[RemoteFile]:
         version = self._version or self._of_alias()
         one = {"name": self._name, "version": version}
-        told = self._ask("model-versions/get", **one).get("model_version", {})
+        told = self._ask("model-versions/get", **one)
         uri = self._ask("model-versions/get-download-uri", **one)
         where = self._absolute(str(uri.get("artifact_uri", "")))
         scheme, _, path = where.partition(":")
@@ -74,7 +74,8 @@ class MlflowSource:
             yield from self._inner.files()
             return
         # A version does not change, unless it is deleted and created again.
-        tag = f"{version} of {told.get('creation_timestamp')} at {where}"
+        created = _value(told, "model_version", "creation_timestamp")
+        tag = f"{version} of {created} at {where}"
         root = urlsplit(path).path.strip("/")
         yield from self._below(root, "", tag, 1)
 
@@ -102,7 +103,7 @@ class MlflowSource:
     def _of_alias(self) -> str:
         one = {"name": self._name, "alias": self._alias}
         told = self._ask("registered-models/alias", **one)
-        version = told.get("model_version", {}).get("version")
+        version = _value(told, "model_version", "version")
         if not str(version).isdecimal():
             raise RemoteError(f"the alias {self._name}@{self._alias} has no version")
         return str(version)
@@ -116,7 +117,7 @@ class MlflowSource:
             return where
         run, _, inside = path.lstrip("/").partition("/")
         told = self._ask("runs/get", run_id=run)
-        root = told.get("run", {}).get("info", {}).get("artifact_uri")
+        root = _value(told, "run", "info", "artifact_uri")
         if not root:
             raise RemoteError(f"MLflow does not state where the files of run {run} are")
         return f"{str(root).rstrip('/')}/{inside}"
@@ -153,3 +154,10 @@ class MlflowSource:
                 yield RemoteFile(name, place, int(entry["file_size"]), tag)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise RemoteError(f"{base} did not answer with a list of files") from None
+
+
+def _value(told: Any, *keys: str) -> Any:
+    """Return a value inside an answer; None if it has none."""
+    for key in keys:
+        told = told.get(key) if isinstance(told, dict) else None
+    return told

@@ -100,16 +100,16 @@ class OciSource:
             raise RemoteError(f"its manifest has the digest {came}, expected {stated}")
         try:
             manifest = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             manifest = None
         if not isinstance(manifest, dict):
             raise RemoteError(f"{url} answered with an invalid manifest")
         return manifest
 
     def _file(self, layer: Any) -> RemoteFile:
-        if not isinstance(layer, dict):
+        annotations = isinstance(layer, dict) and (layer.get("annotations") or {})
+        if not isinstance(annotations, dict):
             raise RemoteError("its manifest has an invalid layer")
-        annotations = layer.get("annotations") or {}
         name, size = annotations.get(TITLE), layer.get("size")
         digest = _DIGEST.fullmatch(str(layer.get("digest")))
         if not isinstance(name, str):
@@ -177,7 +177,10 @@ class RegistryAuth(httpx.Auth):
         """Return the request for a token; None if a password would travel
         without TLS.
         """
-        realm = urllib.parse.urlsplit(told.get("realm", ""))
+        try:
+            realm = urllib.parse.urlsplit(told.get("realm", ""))
+        except ValueError:
+            return None
         if realm.scheme != "https" and not (
             realm.scheme == "http" and is_loopback(realm.hostname)
         ):
@@ -193,7 +196,7 @@ def _token_of(answer: httpx.Response) -> str:
     try:
         found = answer.json()
         token = found.get("token") or found.get("access_token")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return ""
     return token if answer.status_code == 200 and isinstance(token, str) else ""
 

@@ -108,8 +108,11 @@ class ModelUrl:
         if fragment and found is None:
             msg = f"{_bare(text)}: expected sha256= and 64 hexadecimal digits after #"
             raise InvalidConfig(msg)
-        parts = urllib.parse.urlsplit(plain)
-        if scheme == "http" and found is None and not is_loopback(parts.hostname):
+        try:
+            host = urllib.parse.urlsplit(plain).hostname
+        except ValueError as e:
+            raise InvalidConfig(f"{_bare(text)}: its host is not valid: {e}") from None
+        if scheme == "http" and found is None and not is_loopback(host):
             msg = (
                 f"{_bare(text)} has no TLS, so any host on the way could "
                 "change the file; use https://, or append its checksum "
