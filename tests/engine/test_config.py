@@ -59,7 +59,7 @@ def test_values_of_another_type_are_refused(option: str, wrong: object) -> None:
 def test_numbers_may_be_numpys() -> None:
     """A device process receives plain numbers only."""
     config = ModelRunnerConfig(
-        max_queue_delay=np.float32(0.5),
+        max_queue_delay=np.float32(0.5),  # type: ignore[arg-type]
         preferred_batch_sizes=[np.int64(4)],  # type: ignore[arg-type]
         batching=np.True_,  # type: ignore[arg-type]
     )
