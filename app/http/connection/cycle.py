@@ -54,7 +54,9 @@ class AsgiCycle:
             name == b"expect" and value.lower() == b"100-continue"
             for name, value in head.headers
         )
-        self._framer = ResponseFramer(head.keep_alive, head.method == b"HEAD")
+        self._framer = ResponseFramer(
+            head.keep_alive, head.method == b"HEAD", head.version == "1.1"
+        )
         self._changed = asyncio.Event()
 
     # -- calls from the connection

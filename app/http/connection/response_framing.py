@@ -31,17 +31,22 @@ _WITHOUT_BODY: Final = (204, 304)
 
 class ResponseFramer:
     """One answer. `is_to_head` is true for a HEAD request, whose answer has no body.
+    `knows_chunks` is false for a client of HTTP/1.0: if the length of its answer is not
+    known, the answer ends with the connection.
 
     Raises `RuntimeError` if the application breaks the rules of HTTP.
     """
 
-    __slots__ = ("_is_chunked", "_is_to_head", "_left", "keep_alive")
+    __slots__ = ("_is_chunked", "_is_to_head", "_knows_chunks", "_left", "keep_alive")
 
-    def __init__(self, keep_alive: bool, is_to_head: bool) -> None:
+    def __init__(
+        self, keep_alive: bool, is_to_head: bool, knows_chunks: bool = True
+    ) -> None:
         #: Whether the connection can continue after the answer. Its headers also
         #: decide.
         self.keep_alive = keep_alive
         self._is_to_head = is_to_head
+        self._knows_chunks = knows_chunks
         self._is_chunked = False
         self._left = 0
 
@@ -60,6 +65,8 @@ class ResponseFramer:
             elif name == b"transfer-encoding" and value.lower() == b"chunked":
                 self._left = 0
                 self._is_chunked = says_length = True
+                if not self._knows_chunks:
+                    continue
             elif name == b"connection":
                 tokens = [token.strip() for token in value.lower().split(b",")]
                 says_close |= b"close" in tokens
@@ -70,7 +77,8 @@ class ResponseFramer:
             lines.append(b"connection: close\r\n")
         if not (says_length or self._is_to_head or status in _WITHOUT_BODY):
             self._is_chunked = True
-            lines.append(b"transfer-encoding: chunked\r\n")
+            if self._knows_chunks:
+                lines.append(b"transfer-encoding: chunked\r\n")
         lines.append(b"\r\n")
         return b"".join(lines)
 
@@ -82,6 +90,8 @@ class ResponseFramer:
             self._left = 0
             return b""
         if self._is_chunked:
+            if not self._knows_chunks:
+                return part
             pieces = [b"%x\r\n" % len(part), part, b"\r\n"] if part else []
             if not more:
                 pieces.append(b"0\r\n\r\n")

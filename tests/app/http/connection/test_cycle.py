@@ -68,6 +68,21 @@ class Connection:
         asyncio.run(self.cycle.run(app))
 
 
+@pytest.mark.parametrize(
+    ("version", "ending"),
+    [("1.1", b"\r\n\r\n2\r\nhe\r\n0\r\n\r\n"), ("1.0", b"\r\n\r\nhe")],
+)
+def test_only_newer_clients_get_chunks(version: str, ending: bytes) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await send({"type": "http.response.body", "body": b"he", "more_body": True})
+        await send({"type": "http.response.body"})
+
+    connection = Connection(version=version)
+    connection.run(app)
+    assert connection.written.endswith(ending)
+
+
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     body, more = b"", True
     while more:

@@ -50,6 +50,16 @@ def test_a_body_of_unknown_length_goes_in_chunks(parts: list[bytes]) -> None:
     assert headers[b"transfer-encoding"] == b"chunked"
 
 
+@pytest.mark.parametrize("headers", [(), ((b"transfer-encoding", b"chunked"),)])
+def test_a_client_of_http_1_0_reads_to_the_end(headers: tuple[Header, ...]) -> None:
+    """Chunks are none of its framings (RFC 9112, 6.1)."""
+    framer = ResponseFramer(False, False, knows_chunks=False)
+    head = framer.head(200, headers)
+    assert (b"chunked" in head, b"connection: close" in head) == (False, True)
+    parts = [bytes(framer.body(part, part != b"")) for part in (b"he", b"llo", b"")]
+    assert parts == [b"he", b"llo", b""]
+
+
 def test_a_body_with_a_length_goes_as_it_is() -> None:
     written = sent(b"he", b"llo", headers=((b"Content-Length", b"5"),))
     assert read(written)[2] == b"hello"
