@@ -21,6 +21,11 @@ from popgate_triton.schema import config_class
 from tests.app.served import ServedGateway
 from tests.support import until
 from triton_python_backend_utils.adapter import adapt
+from triton_python_backend_utils.responses import (
+    InferenceResponse,
+    TritonError,
+    TritonModelException,
+)
 
 ADD_SUB = '''
 import json
@@ -560,6 +565,15 @@ def test_add_sub(client: Any, name: str) -> None:
     found = infer(client, name, INPUT0=A, INPUT1=B)
     assert (found.as_numpy("OUTPUT0") == A + B).all()
     assert (found.as_numpy("OUTPUT1") == A - B).all()
+
+
+@pytest.mark.parametrize("error", ["no", TritonError("no"), TritonModelException("no")])
+def test_an_error_may_be_a_text_or_an_exception(
+    error: TritonError | Exception | str,
+) -> None:
+    found = InferenceResponse(error=error).error()
+    assert found is not None
+    assert (found.message(), found.code()) == ("no", TritonError.INTERNAL)
 
 
 def test_configuration_and_logger(served: ServedGateway, client: Any) -> None:

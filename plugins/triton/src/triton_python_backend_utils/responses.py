@@ -43,11 +43,13 @@ class InferenceResponse:
     def __init__(
         self,
         output_tensors: Iterable[Tensor] | None = None,
-        error: TritonError | str | None = None,
+        error: TritonError | Exception | str | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
         self._tensors = list(output_tensors or ())
-        self._error = TritonError(error) if isinstance(error, str) else error
+        if error is not None and not isinstance(error, TritonError):
+            error = TritonError(str(error))
+        self._error = error
         self._parameters = dict(parameters or {})
 
     def output_tensors(self) -> list[Tensor]:
