@@ -185,9 +185,10 @@ class ModelRunner:
             self.interface.validate(inputs)
         rows = self._batches.units(inputs)
         channel = self._replicas.pick(replica_id, priority)
-        deadline_ns = 0 if deadline is None else int(min(deadline, 9e9) * 1e9)
+        # 1 ns at least, because 0 is no deadline. NaN, in this order, becomes 1 ns too.
+        ns = 0 if deadline is None else int(min(9e9, max(1e-9, deadline)) * 1e9)
         request = channel.submit(
-            inputs, rows, deadline_ns, on_done, began_ns, into, delayed, optional
+            inputs, rows, ns, on_done, began_ns, into, delayed, optional
         )
         if replica_id is not None:
             channel.flight.keep_here(request)
@@ -233,7 +234,7 @@ class ModelRunner:
         tensors = interface.tensors(inputs)
         deadline = None
         if timeout is not None:
-            deadline = time.monotonic() + max(float(timeout), 0.0)
+            deadline = time.monotonic() + max(0.0, float(timeout))
         if outputs is not None:
             interface.check_output_names(outputs)
         validate = self.config.validate_io_params

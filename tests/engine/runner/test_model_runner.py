@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,15 @@ def wait_all(requests: list[Request]) -> None:
         assert request.wait(30)
 
 
+def error_of(
+    runner: ModelRunner, tensors: Mapping[str, Tensor], deadline: float
+) -> EngineError:
+    request = runner.submit(tensors, deadline=deadline)
+    wait_all([request])
+    assert request.error is not None
+    return request.error
+
+
 def test_numbers_may_be_numpys(tmp_path: Path, shared_device: Device) -> None:
     with ModelRunner(models.affine(tmp_path / "m.popef"), on(shared_device)) as runner:
         replica, timeout = np.int64(0), np.float32(WAIT)
@@ -64,14 +74,17 @@ def test_numbers_may_be_numpys(tmp_path: Path, shared_device: Device) -> None:
         runner.execute({"input": rows(1)}, replica_id=replica, timeout=np.int64(WAIT))
         for late in (1e12, math.inf):
             runner.execute({"input": rows(1)}, timeout=late)
-        for early in (-1e12, -math.inf):
+        tensors = {"input": Tensor.from_numpy(rows(1))}
+        for early in (-1e12, -math.inf, math.nan):
             with pytest.raises((DeadlineExceeded, DeadlineUnreachable)):
                 runner.execute({"input": rows(1)}, timeout=early)
+        for passed in (0.0, -1.0, math.nan):
+            with pytest.raises((DeadlineExceeded, DeadlineUnreachable)):
+                raise error_of(runner, tensors, passed)
         assert runner.tracepoints(replica).count == 0
         assert runner.run_save_programs(replica) == {}
         with pytest.raises(InvalidInput, match="from 0 to 0, got 1"):
             runner.execute({"input": rows(1)}, replica_id=np.int64(1))
-        tensors = {"input": Tensor.from_numpy(rows(1))}
         for wrong in (np.int64(1), -1):
             with pytest.raises(InvalidInput, match=f"from 0 to 0, got {wrong}"):
                 runner.submit(tensors, replica_id=wrong)
