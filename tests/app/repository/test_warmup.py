@@ -18,6 +18,7 @@ from app.repository.warmup import WarmupFailed, run_example, warm_up
 from app.spec import ModelSpec
 from engine import Device, DeviceManager, ModelRunner, ModelRunnerConfig
 from tests.engine import models
+from tests.support import WAIT
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,10 @@ def run(
 
 
 def test_every_replica_and_every_batch_size(
-    tmp_path: Path, devices: list[Device]
+    tmp_path: Path, devices: list[Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # However long they take.
+    monkeypatch.setattr("app.repository.warmup.AUTOMATIC_SECONDS", WAIT)
     path = models.affine(tmp_path / "m.popef")
     assert run(path, devices) == (True, [2, 0])  # 1 and the largest
     assert run(path, devices, replicas=2) == (True, [2, 2])
