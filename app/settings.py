@@ -400,7 +400,7 @@ class Settings(BaseSettings):
 
     A longer timeout or max_timeout of the model raises it. 0: no limit.
     """
-    compile_timeout: Annotated[Positive, Field(le=1e6)] = 600.0
+    compile_timeout: Positive = 600.0
     """Time limit for compiling an ONNX file."""
     compile_memory: Bytes = 0
     """Memory limit for compiling an ONNX file; 0: three quarters of the machine's."""
