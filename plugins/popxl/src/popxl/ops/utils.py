@@ -138,7 +138,7 @@ def emit_op(
         if isinstance(inputs, Mapping)
         else {f"inputs[{n}]": tensor for n, tensor in enumerate(inputs)}
     )
-    check_inputs(**named)
+    check_in_graph(graph, **named)
     if together:
         check_tensor_ipu_and_tile_set(**named)
     return graph._below.add(
