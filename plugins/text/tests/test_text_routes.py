@@ -294,7 +294,7 @@ def test_a_key_opens_its_models_only(root: Path, tmp_path: Path) -> None:
 def test_token_routes_wait_for_the_model_and_say_when_it_is_not_there(
     root: Path, tmp_path: Path
 ) -> None:
-    """They said that a model which was not loaded was not a text model (424)."""
+    """The routes answered 424 (not a text model) for a model that was not loaded."""
     options = ("--devices", "cpu:1", "--cache-dir", str(tmp_path), "--lazy")
     with ServedGateway(root, *options) as gateway:
         gateway.wait_ready()

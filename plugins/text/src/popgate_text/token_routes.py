@@ -208,8 +208,8 @@ def scheduler_of(gateway: Gateway, name: str) -> TextScheduler | None:
 
 
 async def _found(gateway: Gateway, name: str) -> TextScheduler:
-    """Return the scheduler of a text model; load the model first if models are loaded
-    on demand.
+    """Return the scheduler of a text model. If the server loads models on demand, this
+    loads the model first.
     """
     _, loaded = await find_served(gateway, name)
     found = loaded.scheduler
