@@ -16,6 +16,9 @@ from pathlib import Path
 import pytest
 from build_popef import build_fused
 
+from popef_io import load_model
+from popgate_runtime.bench import queues
+from popgate_tools.local import Interrupt
 from tests.app.cli.calls import Call
 from tests.engine import models
 
@@ -81,6 +84,20 @@ def test_queues_of_one_of_several_fused_models(popgate: Call, tmp_path: Path) ->
         assert row[:2] == ["mixed", "2"]
         # None waits for the other model, which never runs: that takes 0.2 s to end.
         assert number(row[6]) < 200
+
+
+def test_a_late_request_of_a_fused_model_is_not_joined_with_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Zeros after a late request would choose the first model. The rows added for the
+    # second one would then stand before those of the next request.
+    monkeypatch.setattr(queues, "_FLUSH_NS", 1)
+    monkeypatch.setattr(queues, "_LAST", 10.0)
+    fused = load_model(build_fused(tmp_path))
+    case = queues.QueueCase(rows=2, multiplier=1, threads=1)
+    for seed in range(4):
+        measured = queues.measure_queues(fused, case, 0.05, seed, Interrupt())
+        assert len(measured.latencies) > 0
 
 
 def test_an_onnx_file_is_compiled_for_each_batch(popgate: Call) -> None:

@@ -124,7 +124,11 @@ class Traffic:
         """Complete the batch of a run that waits for data, unless another thread does
         so.
         """
-        if self._manager is not None and self._mutex.acquire(blocking=False):
+        if self._whole_runs or self._manager is None:
+            # No run is partial. Zeros could choose another of several fused models, and
+            # those of this one would then stand before the next request.
+            return
+        if self._mutex.acquire(blocking=False):
             try:
                 # A full queue has the data that the run waits for, or no run empties
                 # it.
