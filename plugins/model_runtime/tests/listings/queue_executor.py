@@ -33,10 +33,14 @@ class QueueExecutor:
             self.session.runMainPrograms()
 
     def on_timeout(self, buffer):
-        with self.mutex:
-            if buffer.readAvailable():
-                return
-            self.queues.flushAll()
+        # A thread that waits for room may hold the mutex, and room comes from this one.
+        if not self.mutex.acquire(blocking=False):
+            return  # called again after the next timeout
+        try:
+            if not buffer.readAvailable():
+                self.queues.flushAll()
+        finally:
+            self.mutex.release()
 
     def __call__(self, **inputs):
         promise = Future()

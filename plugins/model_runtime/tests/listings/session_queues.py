@@ -33,11 +33,15 @@ class Executor:
         self.thread.start()
 
     def timed_out(self, ring):
-        with self.mutex:
-            if ring.readAvailable():
-                return
-            self.flushed += 1
-            self.queues.flushAll()
+        # A thread that waits for room may hold the mutex, and room comes from this one.
+        if not self.mutex.acquire(blocking=False):
+            return  # called again after the next timeout
+        try:
+            if not ring.readAvailable():
+                self.flushed += 1
+                self.queues.flushAll()
+        finally:
+            self.mutex.release()
 
     def loop(self):
         while not self.stopping.is_set():
