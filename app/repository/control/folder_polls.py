@@ -73,7 +73,7 @@ class FolderPolls:
         """Use the changes that have settled since the last scan."""
         models = await self._loads.scan_all()
         known = {record.name for record in self._records.all()}
-        for name in sorted(known | set(models)):
+        for name in sorted({*known, *models, *self._unsettled}):
             scanned = models.get(name)
             record = self._records.get(name)
             if self.known_only and not (record and record.stamp):

@@ -14,7 +14,7 @@ import pytest
 
 from app.background import DaemonPool
 from app.repository.control.folder_loads import FolderLoads
-from app.repository.control.folder_polls import FolderPolls
+from app.repository.control.folder_polls import SETTLE, FolderPolls
 from app.repository.control.remote_files import RemoteFiles, RemoteWatch
 from app.repository.places import ModelPlaces
 from app.repository.records import ModelRecords
@@ -97,6 +97,36 @@ def test_what_is_still_written_is_left_alone(tmp_path: Path) -> None:
 
     with polling(tmp_path) as (polls, recorder):
         asyncio.run(follow())
+
+
+def test_a_folder_that_is_renamed_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that is gone again cannot settle, so it shortens no more pauses."""
+    pauses: list[float] = []
+    new = tmp_path / "m.new"
+    (new / "1").mkdir(parents=True)
+    (new / "1" / "m.popef").write_bytes(b"x")
+    sleep = asyncio.sleep
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            new.rename(tmp_path / "m")
+        elif len(pauses) == 5:
+            polls.stop()
+        await sleep(0)
+
+    async def poll() -> None:
+        polls.start()
+        while len(pauses) < 5:
+            await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    with polling(tmp_path, seconds=15.0) as (polls, recorder):
+        asyncio.run(poll())
+    assert recorder.taken == [("m", 1)]
+    assert pauses == [15.0, SETTLE, SETTLE, 15.0, 15.0]
 
 
 def test_a_folder_that_cannot_be_read_is_logged_once(
