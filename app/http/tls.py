@@ -135,7 +135,7 @@ class Certificate:
             times = _times_of(fresh, read[0])
             self._check_times(times)
             self._load_into(self.context, read)
-        except TlsError as e:
+        except (TlsError, OSError) as e:  # or no descriptor is left
             if str(e) != self._problem:
                 self._problem = str(e)
                 logger.error(

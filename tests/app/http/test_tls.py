@@ -26,7 +26,7 @@ from app.http.handshake import ServerContext, offered_protocols
 from app.http.tls import Certificate, TlsError, names_of
 from tests.app.served import ServedGateway, run_popgate
 from tests.engine import models
-from tests.support import WAIT, until
+from tests.support import WAIT, no_descriptors, until
 
 BODY = {"inputs": {"input": [[1, 2, 3, 4]]}}
 INFER = "/v1/models/affine/infer"
@@ -352,6 +352,25 @@ def test_files_that_are_being_replaced(
     cert.unlink()
     assert not certificate.renew()
     assert repr(certificate) == f"<Certificate {cert}>"
+
+
+def test_files_that_change_while_no_descriptor_is_left(
+    tmp_path: Path, authority: trustme.CA, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`ssl` reads files only, so it needs several: a flood may have taken them."""
+    path = tmp_path / "server.pem"
+    chain = authority.issue_cert("localhost").private_key_and_cert_chain_pem
+    chain.write_to_path(str(path))
+    certificate = Certificate(path)
+    new = authority.issue_cert("localhost").private_key_and_cert_chain_pem
+    new.write_to_path(str(path))
+    with no_descriptors(but=1):
+        for _ in range(2):
+            assert not certificate.renew()
+    (said,) = caplog.messages
+    assert "the certificate was not reloaded, the old one stays in use" in said
+    assert "Too many open files" in said
+    assert certificate.renew()
 
 
 def test_files_that_become_what_is_none(
