@@ -66,7 +66,11 @@ class Reloading:
             self._requested.clear()
             done, self._when_done = self._when_done, []
             # Not in a thread that loads models, because the read could wait for loads.
-            config = await asyncio.to_thread(self._keys.read_again)
+            config = None
+            try:
+                config = await asyncio.to_thread(self._keys.read_again)
+            except Exception:  # no thread is left, for example; the next check comes
+                logger.exception("the keys could not be checked for changes")
             if config is not None:
                 self._keys.take_over(config)
                 self._warn_of_modes()

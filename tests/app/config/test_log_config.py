@@ -5,6 +5,7 @@ Covers: app/reloading.py.
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from pathlib import Path
 
@@ -12,9 +13,15 @@ import pytest
 
 from app.config.config_keys import KeyProblem
 from app.config.log_config import LogConfig, read_log_config
+from app.observe.journal import Journal
+from app.observe.log import LogControl
+from app.other_processes import OtherProcesses
+from app.reloading import Reloading
+from app.serving.keys import Keys
+from app.settings import Settings
 from tests.app.served import ServedGateway
 from tests.engine import models
-from tests.support import until
+from tests.support import WAIT, until
 
 ROW = [[1.0, 2.0, 3.0, 4.0]]
 
@@ -48,6 +55,35 @@ def test_what_can_be_said(tmp_path: Path) -> None:
 def test_what_cannot(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(KeyProblem, match=why):
         read_log_config(write(tmp_path / "log.toml", text))
+
+
+def test_keys_are_watched_on_after_a_check_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process may have no thread left at that moment."""
+    path = write(tmp_path / "keys.toml", "anonymous = ['infer']\n")
+    keys, settings = Keys(path), Settings(keys=path)
+    log, in_thread, done = LogControl("info"), asyncio.to_thread, asyncio.Event()
+
+    async def no_thread(*_: object) -> None:
+        monkeypatch.setattr(asyncio, "to_thread", in_thread)
+        raise RuntimeError("can't start new thread")
+
+    async def follow() -> None:
+        reloading = Reloading(settings, keys, log, Journal(), OtherProcesses())
+        reloading.start()
+        reloading.request(done.set)
+        await asyncio.wait_for(done.wait(), WAIT)
+        write(path, "anonymous = ['metrics']\n")
+        done.clear()
+        reloading.request(done.set)
+        await asyncio.wait_for(done.wait(), WAIT)
+        reloading.stop()
+
+    monkeypatch.setattr(asyncio, "to_thread", no_thread)
+    asyncio.run(follow())
+    assert keys.table.anonymous == {"metrics"}
+    assert "can't start new thread" in caplog.text
 
 
 def test_a_server_reads_it_again(tmp_path: Path) -> None:
