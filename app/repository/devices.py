@@ -318,7 +318,8 @@ class DeviceWatch:
         while True:
             await asyncio.sleep(ping_timeout / 2)
             if device.state is DeviceState.READY:
-                await self._pool.run(device.check_responsive)
+                with contextlib.suppress(EngineError, OSError):
+                    await self._pool.run(device.check_responsive)
 
     async def _look_at_runs(self) -> None:
         """End runs that exceed their time limit.

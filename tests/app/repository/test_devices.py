@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from app.background import DaemonPool
 from app.repository.devices import DeviceWatch, GatewayDevices
 from app.settings import Settings
 from engine import (
+    Device,
     DeviceLost,
     DeviceManager,
     DeviceState,
@@ -120,5 +123,40 @@ async def _watched_again() -> None:
                 resource.setrlimit(resource.RLIMIT_NOFILE, pool.limits)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, pool.limits)
+            watch.close()
+            pool.close()
+
+
+def test_a_device_is_pinged_again_after_one_that_was_not_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Waiting for its end takes a descriptor, which may be missing at that moment."""
+    asyncio.run(_pinged_again(monkeypatch))
+
+
+def _is_back(device: Device, restarts: int) -> bool:
+    return device.state is DeviceState.READY and device.restarts == restarts
+
+
+async def _pinged_again(patch: pytest.MonkeyPatch) -> None:
+    # Neither the thread that pings nor the event loop has one.
+    pool, lacks, opened = DaemonPool(4, "devices"), [1, 2], os.pidfd_open
+
+    def pidfd_open(pid: int) -> int:
+        if lacks:
+            lacks.pop()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(pid)
+
+    manager = DeviceManager("cpu:24-24", ping_timeout=0.5)
+    with manager.get_device() as device:
+        watch = DeviceWatch(device, asyncio.get_running_loop(), pool)
+        patch.setattr(os, "pidfd_open", pidfd_open)
+        try:
+            for restarts in (1, 2):
+                assert device.pid is not None
+                os.kill(device.pid, signal.SIGSTOP)
+                await until(partial(_is_back, device, restarts))
+        finally:
             watch.close()
             pool.close()
