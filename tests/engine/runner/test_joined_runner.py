@@ -6,6 +6,7 @@ Covers: engine/runner/runner_description.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from engine import (
     Cancelled,
+    DeadlineExceeded,
     Device,
     DeviceLost,
     ExecutionFailed,
@@ -127,6 +129,20 @@ def test_a_model_that_is_found_at_fault_fails_at_once(
             assert isinstance(request.error, ExecutionFailed)
             with pytest.raises(ExecutionFailed, match="takes too long"):
                 runner.submit(count(1))
+        runner.close()
+
+
+@pytest.mark.parametrize("passed", [0.0, -1.0, math.nan])
+def test_every_deadline_that_has_passed_is_one(
+    tmp_path: Path, shared_device: Device, joined: JoinedDevice, passed: float
+) -> None:
+    config = ModelRunnerConfig(replica_to_device={0: shared_device})
+    with ModelRunner(models.affine(tmp_path / "m.popef"), config) as owner:
+        runner = join(owner, joined)
+        feed = {"input": Tensor.from_numpy(np.ones((1, 4), np.float32))}
+        request = runner.submit(feed, deadline=passed)
+        assert request.wait(60)
+        assert isinstance(request.error, DeadlineExceeded)
         runner.close()
 
 
