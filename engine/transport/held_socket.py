@@ -11,7 +11,7 @@ class HeldSocket(socket.socket):
     """A Unix socket with message borders. In a forked child it leads nowhere."""
 
     def __init__(self, fileno: int | None = None) -> None:
-        """Make a new eventfd, or take over an open descriptor."""
+        """Make a new socket, or take over an open descriptor."""
         with no_fork():
             self._fork_guard = fork_guard()
             super().__init__(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=fileno)
