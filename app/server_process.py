@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from app.config.profiles import profile_named
@@ -45,11 +46,15 @@ def spare_the_collector() -> None:
     gc.set_threshold(GC_THRESHOLD)
 
 
-def certificate_of(settings: Settings) -> Certificate | None:
-    """Return the certificate for TLS. Raises `TlsError`."""
+def certificate_of(
+    settings: Settings, contents: Sequence[bytes] = ()
+) -> Certificate | None:
+    """Return the certificate for TLS (`Certificate`). Raises `TlsError`."""
     if settings.tls_cert is None:
         return None
-    return Certificate(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    return Certificate(
+        settings.tls_cert, settings.tls_key, settings.tls_client_ca, contents
+    )
 
 
 def server_options(settings: Settings) -> dict[str, Any]:

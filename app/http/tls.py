@@ -12,7 +12,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,17 @@ class Certificate:
     """A certificate and its key, for all ports of a server.
 
     `key` may be None if the certificate's file contains it. With `client_ca`, clients
-    need a certificate of an authority in that file (mutual TLS).
+    need a certificate of an authority in that file (mutual TLS). `contents` are those
+    of the files that another process of the server uses; without them, the files are
+    read.
     """
 
     def __init__(
-        self, certificate: Path, key: Path | None = None, client_ca: Path | None = None
+        self,
+        certificate: Path,
+        key: Path | None = None,
+        client_ca: Path | None = None,
+        contents: Sequence[bytes] = (),
     ) -> None:
         """Raise `TlsError`."""
         self._certificate = certificate
@@ -53,14 +59,18 @@ class Certificate:
         self._files = [
             path for path in (certificate, key, client_ca) if path is not None
         ]
-        self._stamp = stamp_of(self._files)
+        self._stamp = () if contents else stamp_of(self._files)
         self._problem = ""
         self.context = ServerContext()
-        read = self._read()
+        read = contents or self._read()
         self._load_into(self.context, read)
-        self._set_times(_times_of(self.context, read[0]))
+        self._use(read, _times_of(self.context, read[0]))
 
-    def _set_times(self, times: tuple[float, float] | None) -> None:
+    def _use(
+        self, contents: Sequence[bytes], times: tuple[float, float] | None
+    ) -> None:
+        #: The contents of the files that are in use.
+        self.contents = contents
         self._begins = None if times is None else times[0]
         #: When it expires, in seconds since 1970; None if that is unknown.
         self.expires = None if times is None else times[1]
@@ -78,7 +88,7 @@ class Certificate:
                 raise TlsError(f"{path}: {e}") from None
         return found
 
-    def _load_into(self, context: ssl.SSLContext, read: list[bytes]) -> None:
+    def _load_into(self, context: ssl.SSLContext, read: Sequence[bytes]) -> None:
         path, key_path = self._certificate, self._key or self._certificate
         chain, key = read[0], read[1 if self._key else 0]
         if b"CERTIFICATE-----" not in chain:
@@ -142,7 +152,7 @@ class Certificate:
                     "the certificate was not reloaded, the old one stays in use: %s", e
                 )
             return False
-        self._set_times(times)
+        self._use(read, times)
         self._stamp, self._problem = stamp, ""
         logger.info("reloaded the certificate from %s", self._certificate)
         return True

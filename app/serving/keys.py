@@ -213,12 +213,18 @@ class Keys:
     """
 
     def __init__(
-        self, path: Path | None, api_key: str | None = None, *, shared: bool = False
+        self,
+        path: Path | None,
+        api_key: str | None = None,
+        *,
+        shared: bool = False,
+        config: KeysConfig | None = None,
     ) -> None:
         """Load the keys.
 
-        With `shared`, other processes serve the same keys. Raises `KeyProblem`, and
-        OSError for a file that cannot be read.
+        With `shared`, other processes serve the same keys. `config` is the content of
+        the file that such a process uses; without it, the file is read. Raises
+        `KeyProblem`, and OSError for a file that cannot be read.
         """
         self.path = path
         self._shared = shared
@@ -228,9 +234,10 @@ class Keys:
             self._more = (KeyConfig("(--api-key)", digest, KEY_GROUPS),)
         self._known: dict[str, Key] = {}
         self._lanes = Lanes()
-        self._stamp = () if path is None else stamp_of([path])
+        self._stamp = () if path is None or config else stamp_of([path])
         self._problem = ""
-        config = KeysConfig() if path is None else read_keys(path)
+        if config is None:
+            config = KeysConfig() if path is None else read_keys(path)
         self.table = self._table_of(config)
 
     def _table_of(self, config: KeysConfig) -> KeyTable:
@@ -249,6 +256,8 @@ class Keys:
             else:
                 key.set_up(item, lanes)
             self._known[item.name] = key
+        #: The content of the file in use.
+        self.config = config
         return KeyTable(self._known.values(), config.anonymous)
 
     def read_again(self) -> KeysConfig | None:

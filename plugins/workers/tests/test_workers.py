@@ -24,6 +24,7 @@ import re
 import resource
 import signal
 import socket
+import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -33,15 +34,24 @@ from typing import Any
 
 import httpx
 import pytest
+import trustme
 
+from app.config.keys import digest_of
 from app.plugins import ROUTES, TRACERS, plugin_names
-from plugins.workers.tests.conftest import connect, infer, metric, prefix, process_of
+from plugins.workers.tests.conftest import (
+    ROWS,
+    connect,
+    infer,
+    metric,
+    prefix,
+    process_of,
+)
 from popgate_workers.messages import Start
 from popgate_workers.shared_totals import SharedTotals
 from popgate_workers.worker_process import StartedWorker
 from tests.app.served import ServedGateway, add
 from tests.engine import models
-from tests.support import is_gone, no_descriptors, until
+from tests.support import WAIT, is_gone, no_descriptors, until
 
 TWICE = [3.0, 5.0, 7.0, 9.0]
 
@@ -327,12 +337,52 @@ def test_a_worker_that_cannot_start_leaves_no_descriptor() -> None:
     folder = Path("/proc/self/fd")
     workers: Any = SimpleNamespace(totals=SharedTotals.create(2))
     workers.start_message = Start({}, 1, keeps_listener=False)
+    workers.files = lambda: b"files"
     with workers.totals.memory, socket.socket() as listener:
         for left in range(4):
             before = len(list(folder.iterdir()))
             with no_descriptors(but=left), pytest.raises(OSError, match="Too many"):
                 StartedWorker(workers, 0, listener, lambda: None)
             assert len(list(folder.iterdir())) == before
+
+
+def test_workers_start_while_files_of_keys_and_tls_are_wrong(tmp_path: Path) -> None:
+    """They take what the supervisor has read last, as those that live do."""
+    keys, cert = tmp_path / "keys.toml", tmp_path / "server.pem"
+    keys.write_text(f'[[key]]\nname = "a"\nsha256 = "{digest_of(b"one").hex()}"\n')
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_and_cert_chain_pem.write_to_path(str(cert))
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    files = ("--keys", str(keys), "--tls-cert", str(cert))
+    add(tmp_path / "models", "affine")
+    with ServedGateway(tmp_path / "models", "--workers", "2", *files) as served:
+        served.wait_line(", after ")
+        before = served.workers()
+        keys.write_text("[[key]]")
+        cert.unlink()
+        served.wait_line("keys were not reloaded")
+        served.wait_line("the certificate was not reloaded")
+
+        def answers(key: str) -> int:
+            headers = {"x-api-key": key}
+            with httpx.Client(
+                base_url=served.url, verify=trust, timeout=WAIT
+            ) as client:
+                answer = client.post(
+                    "/v1/models/affine/infer", json=ROWS, headers=headers
+                )
+            return answer.status_code
+
+        assert answers("one") == 200
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: len(set(served.workers()) - set(before)) == 2)
+        for _ in range(4):
+            assert (answers("one"), answers("two")) == (200, 401)
+        keys.write_text(f'[[key]]\nname = "a"\nsha256 = "{digest_of(b"two").hex()}"\n')
+        until(lambda: [answers("two") for _ in range(4)] == [200] * 4)
 
 
 def test_ending_answers_what_is_in_flight_and_leaves_nothing(repository: Path) -> None:

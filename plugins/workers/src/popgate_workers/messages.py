@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from app.config.keys import KeysConfig
 from app.observe.journal import NestedCall
 from app.observe.log import LogSettings
 from app.observe.metrics import ModelMetrics
@@ -12,7 +15,7 @@ from app.repository.formats import SharedFormat, SharedScheduler
 from app.serving.stateful import StatefulScheduler
 from app.serving.table import ModelEntry
 from app.spec import ModelSpec
-from engine import Message, ObjectField, Receiver, RunnerDescription
+from engine import Message, ObjectField, Receiver, RunnerDescription, SharedMemory
 
 #: The most bytes of a message.
 MOST = 160 * 1024
@@ -78,9 +81,19 @@ class SharedEntry(Message, frozen=True):
 # -- to a worker
 
 
+class Files(msgspec.Struct, frozen=True, gc=False):
+    """The contents of files that the server reloads, as the supervisor uses them.
+
+    A worker must be able to start while these files are missing or wrong.
+    """
+
+    keys: KeysConfig
+    tls: Sequence[bytes]
+
+
 class Start(Message, frozen=True):
     """The first message to a worker. Beside it are the memory of its counters and of
-    the totals, and its listener.
+    the totals, its listener, and the memory of its `Files`, which take `files` bytes.
 
     `relay` is the address of the supervisor's application. `log` and `access` are set
     if they were changed since the server started.
@@ -94,9 +107,10 @@ class Start(Message, frozen=True):
     is_drained: bool = False
     log: LogSettings | None = None
     access: str | None = None
+    files: int = 0
 
     def descriptors(self) -> int:
-        return 3
+        return 4
 
 
 class JoinDevice(Message, frozen=True):
@@ -253,6 +267,20 @@ class ParentsTold(Message, frozen=True):
 
 Answer = Pong | JournalTold | ParentsTold
 ToSupervisor = Listening | Switched | Left | NotJoined | Answer
+
+
+def memory_of(document: bytes) -> SharedMemory:
+    """Return memory with a document of any size, for another process."""
+    memory = SharedMemory.create("document", len(document))
+    memory.view[: len(document)] = document
+    return memory
+
+
+def document_in(fd: int, size: int) -> bytes:
+    """Return the document in the memory of another process. Closes `fd`."""
+    with SharedMemory.attach(fd, size) as memory:
+        return bytes(memory.view[:size])
+
 
 START = Receiver[Start](Start, most=MOST)
 TO_WORKER = Receiver[ToWorker](

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
 from app.api.plugin_routes import access_groups, plugin_routes
 from app.codec.compression import CompressResponses
 from app.http.access import Access
@@ -39,7 +41,7 @@ from app.serving.transfer_memory import TransferMemory
 from app.settings import Settings
 from engine import die_with, leave_ending_to_owner
 from popgate_workers.front import WorkerFront
-from popgate_workers.messages import START, Start
+from popgate_workers.messages import START, Files, Start, document_in
 from popgate_workers.relay import Relay
 from popgate_workers.shared_counters import CounterSegment
 from popgate_workers.shared_totals import SharedTotals
@@ -86,7 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
     leave_ending_to_owner()
     die_with(options.owner_fd)
     sock = socket.socket(fileno=options.control_fd)
-    start, (counters_fd, totals_fd, listener_fd) = START.receive(sock)
+    start, (counters_fd, totals_fd, listener_fd, files_fd) = START.receive(sock)
+    files = msgspec.msgpack.decode(document_in(files_fd, start.files), type=Files)
     settings = Settings(**start.settings)
     prepare_process(settings)
     spans = span_recorder()
@@ -94,11 +97,11 @@ def main(arguments: list[str] | None = None) -> int:
     keyless = "" if settings.keys is None else OTHER
     counters = CounterSegment.attach(counters_fd, keyless)
     connections = OpenConnections(settings.max_connections)
-    worker = _worker(sock, counters, journal, settings, start, connections)
+    worker = _worker(sock, counters, journal, settings, start, files, connections)
     totals = SharedTotals.attach(totals_fd, start.workers + 1)
     listener = socket.socket(fileno=listener_fd)
     server = _server(
-        worker, journal, settings, start, totals, counters.answers, listener,
+        worker, journal, settings, start, files, totals, counters.answers, listener,
         connections,
     )  # fmt: skip
     spare_the_collector()
@@ -118,20 +121,20 @@ def _worker(
     journal: Journal,
     settings: Settings,
     start: Start,
+    files: Files,
     connections: OpenConnections,
 ) -> Worker:
     control = LogControl(settings.log_level, settings.log_format)
     for name in _SAID_BY_SUPERVISOR:
         logging.getLogger(name).disabled = True
-    key = settings.api_key
+    secret = settings.api_key
+    key = None if secret is None else secret.get_secret_value()
     worker = Worker(
         start.number,
         sock,
         counters,
         settings.limits,
-        Keys(
-            settings.keys, None if key is None else key.get_secret_value(), shared=True
-        ),
+        Keys(settings.keys, key, shared=True, config=files.keys),
         control,
         journal,
         settings.shutdown_timeout,
@@ -150,6 +153,7 @@ def _server(
     journal: Journal,
     settings: Settings,
     start: Start,
+    files: Files,
     totals: SharedTotals,
     answers: Answers,
     listener: socket.socket,
@@ -188,7 +192,7 @@ def _server(
         # Without a limit, only the descriptors bound connections, and each process has
         # its own.
         connections=totals.connections(number) if settings.max_connections else None,
-        certificate=certificate_of(settings),
+        certificate=certificate_of(settings, files.tls),
         kept=[listener] if start.keeps_listener else [],
     )
 

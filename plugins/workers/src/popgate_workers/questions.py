@@ -11,8 +11,13 @@ from typing import Any
 
 import msgpack
 
-from engine import SharedMemory
-from popgate_workers.messages import Answer, JournalTold, ParentsTold, Question
+from popgate_workers.messages import (
+    Answer,
+    JournalTold,
+    ParentsTold,
+    Question,
+    document_in,
+)
 
 
 class Questions:
@@ -68,5 +73,4 @@ def _document(size: int, fds: Sequence[int]) -> Any:
         fd = os.dup(fds[0])
     except (IndexError, OSError):
         return None
-    with SharedMemory.attach(fd, size) as memory:
-        return msgpack.unpackb(bytes(memory.view[:size]), use_list=False)
+    return msgpack.unpackb(document_in(fd, size), use_list=False)

@@ -10,6 +10,7 @@ from typing import Any
 
 from app.http.front import InferFront
 from app.http.server import LAST_ANSWERS, TICK, GatewayServer
+from popgate_workers.messages import Files
 from popgate_workers.supervisor import Workers
 
 
@@ -33,7 +34,12 @@ class SupervisorServer(GatewayServer):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        await self._workers.start(self._app)
+        await self._workers.start(self._app, self._files)
+
+    def _files(self) -> Files:
+        certificate = self._certificate
+        contents = () if certificate is None else certificate.contents
+        return Files(self._app.access.keys.config, contents)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._workers.close_listeners()

@@ -14,11 +14,14 @@ import contextlib
 import itertools
 import logging
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
+from app.config.keys import KeysConfig
 from app.http.asgi import ASGIApp
 from app.observe.answers import Answers
 from app.observe.journal import NestedCall
@@ -32,6 +35,7 @@ from engine import Device, process_of
 from popgate_workers.messages import (
     AddNestedCall,
     Drain,
+    Files,
     SetAccess,
     SetDrained,
     SetLog,
@@ -91,19 +95,26 @@ class Workers(OtherProcesses):
         self._ended = OwnNumbers()
         self._tasks: set[asyncio.Task[None]] = set()
         self._relay: RelayServer | None = None
+        self._files: Callable[[], Files] = partial(Files, KeysConfig(), ())
         self.is_ending = False
         self._workers = [WorkerProcess(self, n, s) for n, s in enumerate(listeners)]
         self._in_turn = itertools.cycle(self._workers)
+
+    def files(self) -> bytes:
+        """Return the `Files` for a worker that starts."""
+        return msgspec.msgpack.encode(self._files())
 
     @property
     def count(self) -> int:
         return len(self._workers)
 
-    async def start(self, app: ASGIApp) -> None:
+    async def start(self, app: ASGIApp, files: Callable[[], Files]) -> None:
         """Start all workers; they are restarted when they die.
 
-        `app` answers relayed requests.
+        `app` answers relayed requests. `files` returns the files for a worker that
+        starts.
         """
+        self._files = files
         self._relay = RelayServer(app)
         self._start_with(relay=self._relay.address)
         await self._relay.start()

@@ -30,7 +30,6 @@ from engine import (
     ExecutionFailed,
     JoinedRunner,
     MessageTooLong,
-    SharedMemory,
     send_message,
 )
 from popgate_workers.joined_devices import JoinedDevices
@@ -58,6 +57,7 @@ from popgate_workers.messages import (
     Switched,
     ToSupervisor,
     ToWorker,
+    memory_of,
     nested_call_of,
 )
 from popgate_workers.shared_counters import CounterSegment
@@ -238,8 +238,7 @@ class Worker:
         """Answer a question with a document of any size."""
         raw = msgpack.packb(document)
         try:
-            with SharedMemory.create("document", len(raw)) as memory:
-                memory.view[: len(raw)] = raw
+            with memory_of(raw) as memory:
                 self._send(kind(ask, len(raw)), (memory.fd,))
         except OSError as error:
             logger.warning("the supervisor cannot be answered: %s", error)

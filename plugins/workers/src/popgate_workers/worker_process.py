@@ -40,6 +40,7 @@ from popgate_workers.messages import (
     Start,
     Switched,
     ToWorker,
+    memory_of,
 )
 from popgate_workers.publication import Publication
 from popgate_workers.questions import Questions
@@ -77,6 +78,7 @@ class Supervisor(Protocol):
     def totals(self) -> SharedTotals: ...
     @property
     def published(self) -> Publication: ...
+    def files(self) -> bytes: ...
     def hand_over(self, connection: socket.socket) -> bool: ...
     def keep_counts(self, counters: CounterSegment) -> None: ...
 
@@ -119,10 +121,12 @@ class StartedWorker:
                     pass_fds=[theirs.fileno(), read_end],
                     env=environment(),
                 )
-            totals = workers.totals.memory.fd
-            fds = [self.counters.memory.fd, totals, listener.fileno()]
-            message = replace(workers.start_message, number=number)
-            send_message(mine, message, fds, MOST)
+            files, start = workers.files(), workers.start_message
+            with memory_of(files) as memory:
+                shared = (self.counters.memory.fd, workers.totals.memory.fd)
+                message = replace(start, number=number, files=len(files))
+                fds = [*shared, listener.fileno(), memory.fd]
+                send_message(mine, message, fds, MOST)
         except BaseException:
             self._end_process()
             self.counters.close()
