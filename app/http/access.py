@@ -192,7 +192,8 @@ class Access:
         has_header = self.restrictions.check(path, headers)
         named = f"{path.rpartition('/')[0]}/{{name}}"
         group = self.groups.get(path) or self.groups.get(named)
-        group = group or key_group(path, method)
+        if group is None or (group == "infer" and method != "POST"):
+            group = key_group(path, method)
         if group is None:
             return None
         if self._for_all or (group == "manage" and self.keys.table.keys):

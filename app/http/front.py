@@ -164,7 +164,7 @@ class InferFront(Application):
             scope[KEY].key = self.access.name_of(headers, scope.get(NAMES, ()))
             # A body remains unread.
             refusal = ErrorResponse.of(error, close=is_post)
-            asked = self.naming.get(path) or operation
+            asked = self.naming.get(path) or operation if is_post else None
             form = None if asked is None else asked.form()
             await send_error(send, _in_form(refusal, form))
             return

@@ -289,6 +289,10 @@ def test_a_key_opens_its_models_only(root: Path, tmp_path: Path) -> None:
         for path in ("/tokenize", "/v1/models/unit/tokenize"):
             assert client.post(path, json={"inputs": "a cat"}).status_code == 200
         assert client.post("/decode", json={"ids": [4]}).json() == ["the"]
+        # The page is no inference, which POST to the same path is.
+        page = client.get("/")
+        assert (page.status_code, "the pages" in page.text) == (403, True)
+        assert client.post("/", json={"inputs": "a cat"}).status_code == 200
 
 
 def test_token_routes_wait_for_the_model_and_say_when_it_is_not_there(
