@@ -65,6 +65,12 @@ class Viewer:
         """Return whether the key allows this model."""
         return self._key is None or self._key.allows_model(model)
 
+    def check(self, model: str) -> None:
+        """Raise `HttpError` (403) if the key does not allow this model."""
+        if not self.allows(model):
+            msg = f"key '{self.owner}' does not allow model '{model:.100}'"
+            raise HttpError(403, msg, "key_not_allowed")
+
     def reason(self, gateway: Gateway, reason: str) -> str:
         """Return why a model is not served. Clients of a server with keys see the
         source only if they may manage the server.

@@ -37,6 +37,11 @@ name = "shop"
 sha256 = "{hashlib.sha256(b"shop-key").hexdigest()}"
 models = ["unit"]
 groups = ["infer", "metadata"]
+
+[[key]]
+name = "ranks"
+sha256 = "{hashlib.sha256(b"rank-key").hexdigest()}"
+models = ["rank"]
 """
 
 
@@ -293,6 +298,13 @@ def test_a_key_opens_its_models_only(root: Path, tmp_path: Path) -> None:
         page = client.get("/")
         assert (page.status_code, "the pages" in page.text) == (403, True)
         assert client.post("/", json={"inputs": "a cat"}).status_code == 200
+        client.headers["authorization"] = "Bearer rank-key"
+        bodies: dict[str, Any] = {"tokenize": {"inputs": "a"}, "decode": {"ids": [4]}}
+        answers = [client.post(f"/{path}", json=bodies[path]) for path in bodies]
+        for answer in (*answers, client.get("/info")):
+            assert answer.status_code == 403
+            why = "key 'ranks' does not allow model 'unit'"
+            assert answer.json() == {"error": why, "error_type": "Backend"}
 
 
 def test_token_routes_wait_for_the_model_and_say_when_it_is_not_there(

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 
 from app.about import VERSION
 from app.api.delegation import ModelName
-from app.api.dependencies import GatewayOf, find_served, read_object
+from app.api.dependencies import GatewayOf, ViewerOf, find_served, read_object
 from app.errors import ErrorResponse, InvalidRequest, RequestError
 from app.gateway import Gateway
 from engine import EngineError
@@ -91,7 +91,10 @@ def _refusing(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _for_model(run: Callable[..., Any], name: str) -> Callable[..., Any]:
-    async def run_named(gateway: GatewayOf, request: Request) -> Response:
+    async def run_named(
+        gateway: GatewayOf, viewer: ViewerOf, request: Request
+    ) -> Response:
+        viewer.check(name)  # which the path does not name
         given = {"request": request} if "request" in run.__annotations__ else {}
         answer: Response = await run(gateway=gateway, name=name, **given)
         return answer
