@@ -214,8 +214,7 @@ async def read_load_request(
         raise larger_than_allowed(size, limit, is_json=True)
 
     def parse() -> LoadOverrides:
-        parameters = _parse_object(body).get("parameters", {})
-        return parse_load_overrides(name, as_object(parameters, "'parameters'"))
+        return parse_load_overrides(name, parameters_of(_parse_object(body)))
 
     if len(body) <= PARSED_AT_ONCE:
         return parse()
@@ -238,6 +237,25 @@ def _parse_object(body: bytearray) -> dict[str, Any]:
     document = as_object(parse_json(bytes(body), DEFAULT_LIMITS), "the body")
     check_depth(document, DEFAULT_LIMITS)
     return document
+
+
+def parameters_of(document: dict[str, Any], *known: str) -> dict[str, Any]:
+    """Return the `parameters` of a management call, which has no other keys.
+
+    If parameters are `known`, there are no others. Raises `InvalidRequest`.
+    """
+    _check_keys(document, "parameters")
+    parameters = as_object(document.get("parameters", {}), "'parameters'")
+    if known:
+        _check_keys(parameters, *known)
+    return parameters
+
+
+def _check_keys(document: dict[str, Any], *known: str) -> None:
+    for key in document:
+        if key not in known:
+            wanted = ", ".join(map(repr, known))
+            raise InvalidRequest(f"unexpected key {key[:100]!r}; known is {wanted}")
 
 
 def as_object(value: Any, what: str) -> dict[str, Any]:

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from app.api.schemas import REFERENCE
 
 # The largest number in a setting: every JSON parser keeps integers up to here exactly.
 MOST = (1 << 53) - 1
+_NO_MORE = ConfigDict(extra="forbid")
 
 
 class IndexRequest(TypedDict, total=False):
     ready: Annotated[bool, Field(description="List only models that accept requests.")]
 
 
+@with_config(ConfigDict(extra="allow"))
 class LoadParameters(TypedDict, total=False):
     """`config`, and files as `file:<version>/<name>` with their content in base64."""
 
@@ -29,14 +31,17 @@ class LoadParameters(TypedDict, total=False):
     ]
 
 
+@with_config(_NO_MORE)
 class LoadRequest(TypedDict, total=False):
     parameters: LoadParameters
 
 
+@with_config(_NO_MORE)
 class UnloadParameters(TypedDict, total=False):
     unload_dependents: bool
 
 
+@with_config(_NO_MORE)
 class UnloadRequest(TypedDict, total=False):
     parameters: UnloadParameters
 

@@ -6,7 +6,6 @@ The content type of bodies is ignored: stock clients send none or a wrong one.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -16,11 +15,11 @@ from app.api.dependencies import (
     MANAGEMENT,
     GatewayOf,
     ViewerOf,
-    as_object,
     find_model,
     find_served,
     find_version,
     not_ready,
+    parameters_of,
     read_load_request,
     read_object,
     refusal,
@@ -185,7 +184,8 @@ async def unload(
     If the parameter `unload_dependents` is true, the member models of an ensemble are
     unloaded with it, if the key allows them.
     """
-    dependents = (await _parameters(request)).get("unload_dependents", False)
+    parameters = parameters_of(await read_object(request), "unload_dependents")
+    dependents = parameters.get("unload_dependents", False)
     if not isinstance(dependents, bool):
         msg = f"'unload_dependents' must be true or false, got {dependents!r:.80}"
         raise InvalidRequest(msg)
@@ -209,12 +209,6 @@ async def named_repository(repository: str) -> Response:
         "repository; leave the name out"
     )
     raise HttpError(501, msg, "unsupported")
-
-
-async def _parameters(request: Request) -> dict[str, Any]:
-    """Return the `parameters` of a management call; none if it has no body."""
-    document = await read_object(request)
-    return as_object(document.get("parameters", {}), "'parameters'")
 
 
 def _ready(gateway: Gateway, name: str, version: str | None = None) -> ModelReady:
