@@ -64,7 +64,7 @@ from engine.errors import (
     WrongProcess,
 )
 from engine.faults import DeviceFault, FaultKind, RecoveryAction
-from engine.model.interface import describe_model
+from engine.model.interface import ModelInterface, describe_model
 from engine.model.model_file import open_model
 from engine.owner import die_with, environment, leave_ending_to_owner, starting
 from engine.programs.python_requirements import is_requirement
@@ -149,6 +149,7 @@ __all__ = [
     "MalformedMessage",
     "Message",
     "MessageTooLong",
+    "ModelInterface",
     "ModelRunner",
     "ModelRunnerConfig",
     "NoDeviceAvailable",

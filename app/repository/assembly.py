@@ -5,9 +5,9 @@ Used to load a version, and to preview what would be loaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import orjson
@@ -21,22 +21,20 @@ from app.repository.formats import FormatScheduler, decoder_of, format_named
 from app.repository.python_models import is_generator
 from app.repository.source import VersionSource
 from app.serving.stateful import ReplicaRunner, StatefulScheduler, stateful_models
-from app.spec import DescribesTensors, ModelSpec
-from engine import PYTHON_ANSWER, PYTHON_ROUTE, Array, Device, ModelRunnerConfig, Tensor
+from app.spec import ModelSpec
+from engine import (
+    PYTHON_ANSWER,
+    PYTHON_ROUTE,
+    Array,
+    Device,
+    ModelInterface,
+    ModelRunnerConfig,
+    Tensor,
+)
 from popef_io import Model
 
 #: The range of `channel_memory` for models that do not set it.
 CHANNEL_MEMORY, MOST_CHANNEL_MEMORY = 256 << 20, 1 << 38
-
-
-class DescribesModel(DescribesTensors, Protocol):
-    """The part of a model, loaded or not, from which its spec is made."""
-
-    @property
-    def is_fused(self) -> bool: ...
-
-    @property
-    def labels(self) -> Mapping[str, tuple[str, ...]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +109,14 @@ def _run_timeout(config: ModelConfig, seconds: float) -> float:
 class Assembled:
     """A version as it is run and as requests see it.
 
-    `spec` has all its tensors, `visible` those that requests see.
+    `spec` has all its tensors, `visible` those that requests see. `notes` say which
+    options have no effect.
     """
 
     spec: ModelSpec
     visible: ModelSpec
     scheduler: StatefulScheduler | FormatScheduler | None
+    notes: tuple[str, ...] = ()
 
 
 def graph_changes(source: VersionSource, config: ModelConfig) -> GraphChanges:
@@ -180,7 +180,7 @@ def assemble(
     name: str,
     source: VersionSource,
     config: ModelConfig,
-    model: DescribesModel,
+    model: ModelInterface,
     runner: ReplicaRunner,
     defaults: Mapping[str, Array | None],
 ) -> Assembled:
@@ -212,7 +212,20 @@ def assemble(
     spec = replace(spec, defaults=_defaults(spec, defaults))
     scheduler = _scheduler(spec, runner, source, config)
     visible = spec if scheduler is None else scheduler.visible
-    return Assembled(spec, source.declared.visible(visible, spec), scheduler)
+    visible = source.declared.visible(visible, spec)
+    return Assembled(
+        spec, visible, scheduler, (*_without_effect(model, source, config),)
+    )
+
+
+def _without_effect(
+    model: ModelInterface, source: VersionSource, config: ModelConfig
+) -> Iterator[str]:
+    if model.batches.ragged is None and ragged_inputs(source, config):
+        why = model.ragged_reason or "the file was compiled without [ragged]"
+        yield f"rows of different lengths run separately: {why}"
+    if config.save_outputs and not model.model.metadata.program_flow.save:
+        yield "save_outputs has no effect: the model has no save programs"
 
 
 def _defaults(

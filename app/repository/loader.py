@@ -27,7 +27,6 @@ from app.repository.assembly import (
     graph_changes,
     named_optional_inputs,
     optional_outputs,
-    ragged_inputs,
     runner_config,
 )
 from app.repository.compilers import CompileCache
@@ -155,13 +154,6 @@ class ModelLoader:
             optional_outputs(source),
         )
         runner = ModelRunner(model, options, name=wanted.label)
-        if not runner.ragged and ragged_inputs(source, config):
-            why = (
-                runner.interface.ragged_reason
-                or "the file was compiled without [ragged]"
-            )
-            msg = "model %s: rows of different lengths run separately: %s"
-            logger.warning(msg, wanted.label, why)
         return self._ready(wanted, files, runner)
 
     def _load_python(self, wanted: _Wanted) -> LoadedModel:
@@ -203,6 +195,8 @@ class ModelLoader:
                 made = assemble(
                     wanted.name, source, config, runner.interface, runner, defaults
                 )
+                for note in made.notes:
+                    logger.warning("model %s: %s", wanted.label, note)
                 example = config.example or _example_of(runner)
                 tried = _tried(example, made, runner, wanted)
                 fill = _warm_up(made.spec, runner, wanted, quiet=tried is True)

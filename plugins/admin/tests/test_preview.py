@@ -152,6 +152,24 @@ def test_what_looks_meant_and_is_not_read_is_noted(root: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("versions = [1, 7]", "m: versions = 1, 7, but the folder lacks 7"),
+        ('save_outputs = "out"', "m/1: save_outputs has no effect: the model has no"),
+        ("ragged = {inputs = {z = 0}}", "m/1: rows of different lengths run separat"),
+        ("ragged = {enabled = false, inputs = {z = 0}}", ""),
+    ],
+)
+def test_options_without_effect_are_noted(root: Path, text: str, note: str) -> None:
+    (root / "m" / "1").mkdir(parents=True)
+    models.affine(root / "m" / "1" / "m.popef")
+    (root / "m" / "config.toml").write_text(text)
+    found = preview(root)
+    assert found.is_good
+    assert "".join(model(found, "m").notes)[: len(note) or None] == note
+
+
 def test_the_folder_of_one_model(root: Path) -> None:
     (root / "simple" / "1").mkdir(parents=True)
     models.affine(root / "simple" / "1" / "m.popef")

@@ -217,6 +217,11 @@ class _Previewer:
                 f"{counted(max(missing) + 1, 'device')}, but {self._devices} would be "
                 f"attached (--devices cpu:{max(missing) + 1})"
             )
+        asked, there = scanned.config.versions, {v.version for v in versions}
+        absent = sorted(set(asked.specific) - there)
+        if absent:
+            numbers = ", ".join(map(str, absent))
+            notes.append(f"{name}: versions = {asked}, but the folder lacks {numbers}")
         notes += [f"{name}/{v.version}: {note}" for v in versions for note in v.notes]
         return replace(
             preview,
@@ -255,7 +260,7 @@ class _Previewer:
                     return replace(preview, spec=self._ensemble(name, source, config))
             with explained(f"{name}/{source.version}"):
                 made, memory = self._loadable(name, source, config)
-                notes = tuple(_needed(made.visible, config))
+                notes = (*made.notes, *_needed(made.visible, config))
                 if source.format:
                     options = format_options(source, config)
                     kind = format_named(source.format)
