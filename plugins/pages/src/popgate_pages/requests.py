@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, Path, Query
 from pydantic import BeforeValidator
 
 from app.api.dependencies import MANAGEMENT, GatewayOf, Viewer, ViewerOf
+from app.api.schemas import error_response
 from app.errors import HttpError
 from app.gateway import Gateway
 from app.http.access import model_of
@@ -43,8 +44,12 @@ def _pages_are_on(gateway: GatewayOf) -> None:
 
 def requests_router(kept: History) -> APIRouter:
     """Return the routes; `kept` is the last hour."""
+    text = "The request is not known, or the server has no pages (--no-pages)."
     router = APIRouter(
-        prefix="/v1", tags=["requests"], dependencies=[Depends(_pages_are_on)]
+        prefix="/v1",
+        tags=["requests"],
+        dependencies=[Depends(_pages_are_on)],
+        responses={404: error_response(text)},
     )
     add = router.add_api_route
     add("/requests", list_requests, summary="List the last requests")
