@@ -290,7 +290,9 @@ def test_a_key_opens_its_models_only(root: Path, tmp_path: Path) -> None:
         listed = client.get("/openai/v1/models").json()["data"]
         assert [one["id"] for one in listed] == ["unit"]
         assert client.get("/openai/v1/models/unit").json() == listed[0]
-        assert client.get("/openai/v1/models/rank").status_code == 404
+        hidden = client.get("/openai/v1/models/rank")
+        assert hidden.status_code == 404
+        assert hidden.json()["error"]["code"] == "model_not_found"
         for path in ("/tokenize", "/v1/models/unit/tokenize"):
             assert client.post(path, json={"inputs": "a cat"}).status_code == 200
         assert client.post("/decode", json={"ids": [4]}).json() == ["the"]
@@ -314,6 +316,10 @@ def test_token_routes_wait_for_the_model_and_say_when_it_is_not_there(
     options = ("--devices", "cpu:1", "--cache-dir", str(tmp_path), "--lazy")
     with ServedGateway(root, *options) as gateway:
         gateway.wait_ready()
+        listed = gateway.client.get("/openai/v1/models").json()["data"]
+        assert [one["id"] for one in listed] == ["classes", "rank", "unit"]
+        assert gateway.client.get("/openai/v1/models/rank").json() in listed
+        assert gateway.client.get("/openai/v1/models/plain").status_code == 404
         found = post(gateway, "/v1/models/unit/decode", ids=[5, 15])
         assert (found.status_code, found.json()) == (200, ["a cat"])
         gateway.client.post("/v1/models/unit/unload").raise_for_status()

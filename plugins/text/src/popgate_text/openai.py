@@ -41,6 +41,24 @@ _TYPES: Final = {
 }
 
 
+def refused(answer: ErrorResponse) -> ErrorResponse:
+    """Return OpenAI's form of an error."""
+    found = orjson.loads(answer.body)
+    kind = "invalid_request_error" if answer.status < 500 else "server_error"
+    code = found["code"]
+    error = {
+        "message": found["error"],
+        "type": _TYPES.get(answer.status, kind),
+        "param": None,
+        "code": "model_not_found" if code == "unknown_model" else code,
+    }
+    headers = answer.headers[2:]
+    if answer.status in _FINAL:
+        headers = [*headers, (b"x-should-retry", b"false")]
+    body = orjson.dumps({"error": error})
+    return ErrorResponse(answer.status, body, tuple(headers))
+
+
 class NamedForm(ABC):
     """A request whose body names the model (`app.serving.naming_form.NamingForm`)."""
 
@@ -89,20 +107,7 @@ class NamedForm(ABC):
 
     def refuse(self, answer: ErrorResponse) -> ErrorResponse:
         """Return OpenAI's form of an error."""
-        found = orjson.loads(answer.body)
-        kind = "invalid_request_error" if answer.status < 500 else "server_error"
-        code = found["code"]
-        error = {
-            "message": found["error"],
-            "type": _TYPES.get(answer.status, kind),
-            "param": None,
-            "code": "model_not_found" if code == "unknown_model" else code,
-        }
-        headers = answer.headers[2:]
-        if answer.status in _FINAL:
-            headers = [*headers, (b"x-should-retry", b"false")]
-        body = orjson.dumps({"error": error})
-        return ErrorResponse(answer.status, body, tuple(headers))
+        return refused(answer)
 
 
 class EmbeddingsForm(NamedForm):

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from app.api.delegation import ModelName, declare, to_front
-from app.api.dependencies import GatewayOf, ViewerOf, find_model
+from app.api.dependencies import GatewayOf, ViewerOf
 from app.api.plugin_routes import PluginRoutes
 from app.errors import UnknownModel
-from app.gateway import Gateway
 from app.http.application import NamingOperation, Operation
+from app.repository.records import ModelRecord, ready_version
 from app.settings import Settings
 from app.spec import ModelSpec
 from popgate_text import openai, tei
@@ -26,7 +26,7 @@ from popgate_text.bodies import (
     error_responses,
 )
 from popgate_text.requests import kind_of
-from popgate_text.token_routes import scheduler_of, token_routes
+from popgate_text.token_routes import refusing, token_routes
 
 _EMBEDDINGS: Final = {
     "model": {"type": "string"},
@@ -195,30 +195,49 @@ def _openai_routes(router: APIRouter, at_root: bool) -> list[NamingOperation]:
 
     @router.get("/openai/v1/models", summary="List the text models", tags=[OPENAI_TAG])
     async def list_text_models(gateway: GatewayOf, viewer: ViewerOf) -> JSONResponse:
-        """Return the text models that are ready, in OpenAI's form."""
+        """Return the text models that answer requests, in OpenAI's form."""
         found = [
-            _openai_model(gateway, name)
-            for name in sorted(gateway.table.names())
-            if viewer.sees(name) and scheduler_of(gateway, name) is not None
+            _openai_model(record)
+            for record in gateway.records.all()
+            if viewer.sees(record.name) and _answers(record)
         ]
         return JSONResponse({"object": "list", "data": found})
 
-    @router.get("/openai/v1/models/{name}", summary="A text model", tags=[OPENAI_TAG])
     async def get_text_model(
         gateway: GatewayOf, viewer: ViewerOf, name: ModelName
     ) -> JSONResponse:
         """Return one text model, in OpenAI's form."""
-        if not viewer.sees(name) or scheduler_of(gateway, name) is None:
+        record = gateway.records.get(name)
+        if record is None or not viewer.sees(name) or not _answers(record):
             raise UnknownModel(name)
-        return JSONResponse(_openai_model(gateway, name))
+        return JSONResponse(_openai_model(record))
 
+    path, summary = "/openai/v1/models/{name}", "A text model"
+    responses = error_responses(openai.NamedForm.error_schema, {})
+    router.add_api_route(
+        path,
+        refusing(get_text_model, openai.refused),
+        summary=summary,
+        tags=[OPENAI_TAG],
+        responses={404: responses[404]},
+    )
     return naming
 
 
-def _openai_model(gateway: Gateway, name: str) -> dict[str, Any]:
-    loaded = find_model(gateway, name).default
+def _answers(record: ModelRecord) -> bool:
+    """Return whether it is a text model in memory, or one that the next request
+    loads.
+    """
+    entry = ready_version(record, None)
+    source = None if entry is None else (entry.loaded or entry).source
+    return source is not None and source.format == "text"
+
+
+def _openai_model(record: ModelRecord) -> dict[str, Any]:
+    loaded = record.default
     created = 0 if loaded is None else int(loaded.loaded_at)
-    return {"id": name, "object": "model", "created": created, "owned_by": "popgate"}
+    about = {"object": "model", "created": created, "owned_by": "popgate"}
+    return {"id": record.name, **about}
 
 
 def _declare(

@@ -47,9 +47,10 @@ def token_routes(router: APIRouter, named: str) -> None:
         ("decode", "POST", _decode, body_of(_DECODE, "ids")),
     )
     for suffix, method, run, body in ways:
-        paths = [(f"/v1/models/{{name}}/{suffix}", f"tei_{suffix}", _refusing(run))]
+        named_by_path = refusing(run, tei.refused)
+        paths = [(f"/v1/models/{{name}}/{suffix}", f"tei_{suffix}", named_by_path)]
         if named:
-            at_root = _refusing(_for_model(run, named))
+            at_root = refusing(_for_model(run, named), tei.refused)
             paths.append((f"/{suffix}", f"tei_root_{suffix}", at_root))
         for path, operation, answer in paths:
             router.add_api_route(
@@ -74,15 +75,17 @@ def _responses() -> dict[int | str, dict[str, Any]]:
     return error_responses(tei.TeiForm.error_schema, texts)
 
 
-def _refusing(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the operation with errors in TEI's form."""
+def refusing(
+    run: Callable[..., Any], form: Callable[[ErrorResponse], ErrorResponse]
+) -> Callable[..., Any]:
+    """Return the operation with errors in another form."""
 
     @wraps(run)
     async def answer(**given: Any) -> Response:
         try:
             found: Response = await run(**given)
         except (RequestError, EngineError) as error:
-            refused = tei.refused(ErrorResponse.of(error))
+            refused = form(ErrorResponse.of(error))
             headers = {name.decode(): value.decode() for name, value in refused.headers}
             return Response(refused.body, refused.status, headers)
         return found
@@ -201,13 +204,6 @@ def _joined(rows: Iterable[bytes]) -> Generator[None, None, Response]:
         yield
     body = b"[" + b",".join(found) + b"]"
     return Response(body, media_type="application/json")
-
-
-def scheduler_of(gateway: Gateway, name: str) -> TextScheduler | None:
-    """Return the scheduler of a ready text model; None if it is not one."""
-    entry = gateway.table.default(name)
-    found = None if entry is None else entry.scheduler
-    return found if isinstance(found, TextScheduler) else None
 
 
 async def _found(gateway: Gateway, name: str) -> TextScheduler:
