@@ -14,7 +14,7 @@ from plugins.remote.tests.web import Answer, serving
 from popgate_remote import buckets
 from popgate_remote.buckets import _CHECKSUMS, BucketSource, _explained
 from popgate_remote.errors import SourceAway, SourceChanged
-from popgate_remote.listing import RemoteFile
+from popgate_remote.listing import MAX_FOLDERS, RemoteFile
 
 fsspec = pytest.importorskip("fsspec", reason="needs the extra s3, gcs or azure")
 
@@ -144,6 +144,10 @@ def test_any_other_file_system_of_fsspec(tmp_path: Path) -> None:
     memory.pipe(f"/bucket/m/{deep}/model.onnx", MODEL)
     with pytest.raises(RemoteError, match="nested more than 8 deep"):
         names(BucketSource(memory, "/bucket/m"))
+    for number in range(MAX_FOLDERS):
+        memory.pipe(f"/bucket/wide/{number}/x.txt", b"")
+    with pytest.raises(RemoteError, match=f"more than {MAX_FOLDERS} folders"):
+        names(BucketSource(memory, "/bucket/wide"))
     memory.store.clear()
 
     (tmp_path / "1").mkdir()

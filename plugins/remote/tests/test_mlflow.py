@@ -10,6 +10,7 @@ import pytest
 
 from app.repository.model_sources import RemoteError
 from plugins.remote.tests.web import Answer, Web, serving
+from popgate_remote import listing
 from popgate_remote.cached_models import CachedModels
 from popgate_remote.listing import RemoteFile
 from popgate_remote.mlflow import MlflowSource
@@ -102,6 +103,16 @@ def test_a_version_is_taken_and_an_alias_followed(web: Web, tmp_path: Path) -> N
     folder = remote.folder_of(url)
     assert folder is not None
     assert (folder / "model.onnx").read_bytes() == BODY[::-1]
+
+
+def test_folders_without_end_are_not_listed(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "MAX_FOLDERS", 3)
+    register(web, "3", "mlflow-artifacts:/1/models/m-1")
+    store(web, "1/models/m-1", {f"{n}/model.onnx": BODY for n in range(1, 4)})
+    with pytest.raises(RemoteError, match="more than 3 folders"):
+        CachedModels(tmp_path).fetch("digits", ModelUrl.of("mlflow:/my%20digits/3"))
 
 
 def test_a_version_by_its_place_in_a_run(web: Web) -> None:

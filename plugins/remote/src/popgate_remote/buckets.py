@@ -16,9 +16,9 @@ from app.background import DaemonPool
 from app.repository.model_sources import RemoteError
 from popgate_remote.errors import SourceAway, SourceChanged
 from popgate_remote.listing import (
-    MAX_DEPTH,
     MAX_FILES,
     MODEL_SUFFIXES,
+    Folders,
     RemoteFile,
     belongs_to,
 )
@@ -67,7 +67,7 @@ class BucketSource:
             self._fs.invalidate_cache()
             found = self._fs.info(self._path, timeout=QUESTION_SECONDS)
         if found["type"] == "directory":
-            yield from self._below(self._path, 1)
+            yield from self._below(self._path, 1, Folders())
             return
         folder, _, name = self._path.rpartition("/")
         if not name.endswith(MODEL_SUFFIXES):
@@ -119,15 +119,14 @@ class BucketSource:
             raise SourceChanged(f"{file.name} has become shorter")
         return block
 
-    def _below(self, folder: str, depth: int) -> Iterator[RemoteFile]:
-        if depth > MAX_DEPTH:
-            raise RemoteError(f"folders are nested more than {MAX_DEPTH} deep")
+    def _below(self, folder: str, depth: int, folders: Folders) -> Iterator[RemoteFile]:
+        folders.enter(depth)
         for info in self._listed(folder):
             place = info["name"].rstrip("/")
             if place == folder:
                 continue  # an object that stands for the folder itself
             if info["type"] == "directory":
-                yield from self._below(place, depth + 1)
+                yield from self._below(place, depth + 1, folders)
             else:
                 yield _file(_below(self._path, place), info)
 

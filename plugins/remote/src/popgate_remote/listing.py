@@ -17,6 +17,7 @@ from app.sizes import counted, size_text
 
 MAX_FILES = 10_000
 MAX_DEPTH = 8  # most nested folders
+MAX_FOLDERS = 1000  # most folders, each of which takes a request
 MAX_NAME = 1000  # most bytes of a path
 MODEL_SUFFIXES = (".onnx", ".popef")
 
@@ -132,6 +133,21 @@ class Listing:
     def size(self) -> int:
         """Return the bytes of all files whose size is stated."""
         return sum(file.size or 0 for file in self.files)
+
+
+class Folders:
+    """The folders that are read for one listing."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def enter(self, depth: int) -> None:
+        """Count a folder. Raises `RemoteError` if there are too many."""
+        self._count += 1
+        if depth > MAX_DEPTH:
+            raise RemoteError(f"folders are nested more than {MAX_DEPTH} deep")
+        if self._count > MAX_FOLDERS:
+            raise RemoteError(f"the model has more than {MAX_FOLDERS} folders")
 
 
 def check_name(name: str) -> None:

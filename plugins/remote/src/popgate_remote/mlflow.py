@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 from app.repository.model_sources import RemoteError
 from popgate_remote.errors import NotThere
 from popgate_remote.http_files import HttpFiles
-from popgate_remote.listing import MAX_DEPTH, RemoteFile
+from popgate_remote.listing import Folders, RemoteFile
 from popgate_remote.source import Reading, Source
 
 _PLACE = re.compile(r"(?P<name>[^/@]+)(?:/(?P<version>\d{1,18})|@(?P<alias>[^/@]+))")
@@ -77,7 +77,7 @@ class MlflowSource:
         created = _value(told, "model_version", "creation_timestamp")
         tag = f"{version} of {created} at {where}"
         root = urlsplit(path).path.strip("/")
-        yield from self._below(root, "", tag, 1)
+        yield from self._below(root, "", tag, 1, Folders())
 
     def checksums(self, file: RemoteFile) -> tuple[tuple[str, str], ...]:
         return file.checksums if self._inner is None else self._inner.checksums(file)
@@ -137,10 +137,9 @@ class MlflowSource:
         return found
 
     def _below(
-        self, root: str, folder: str, tag: str, depth: int
+        self, root: str, folder: str, tag: str, depth: int, folders: Folders
     ) -> Iterator[RemoteFile]:
-        if depth > MAX_DEPTH:
-            raise RemoteError(f"folders are nested more than {MAX_DEPTH} deep")
+        folders.enter(depth)
         base = f"{self._base}/api/2.0/mlflow-artifacts/artifacts"
         query = urlencode({"path": f"{root}/{folder}".rstrip("/")})
         found = self._http.document(f"{base}?{query}")
@@ -148,7 +147,7 @@ class MlflowSource:
             for entry in found.get("files", ()):
                 name = f"{folder}/{entry['path']}".lstrip("/")
                 if entry.get("is_dir"):
-                    yield from self._below(root, name, tag, depth + 1)
+                    yield from self._below(root, name, tag, depth + 1, folders)
                     continue
                 place = f"{base}/{quote(f'{root}/{name}')}"
                 yield RemoteFile(name, place, int(entry["file_size"]), tag)
