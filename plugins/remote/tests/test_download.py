@@ -176,6 +176,17 @@ def test_it_is_given_up_in_the_end_and_what_came_is_kept(
     assert "retrying in 0.001 s" in caplog.text
 
 
+def test_a_byte_is_no_progress(web: Web, tmp_path: Path) -> None:
+    """A server that sends one and closes would be asked a million times."""
+    source, file = listed(web)
+    web.answers["/m.onnx"].cuts = list(range(1, 21))
+    progress = Progress("model m", len(BODY), threading.Event())
+    with pytest.raises(SourceAway):
+        download(source, file, tmp_path / "part", progress, 0.001)
+    source.close()
+    assert len(web.asked) == TRIES
+
+
 def test_bytes_that_come_again_are_no_progress(web: Web, tmp_path: Path) -> None:
     """A server that cannot resume, and whose connection breaks here and there."""
     source, file = listed(web)

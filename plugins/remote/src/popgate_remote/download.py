@@ -23,7 +23,8 @@ from popgate_remote.source import Source
 
 logger = logging.getLogger(__name__)
 
-TRIES = 5  # without a byte between them
+TRIES = 5  # without progress between them, which is so many bytes:
+PROGRESS = 1024
 PAUSE = 0.25  # seconds before the second try; doubled for each one after it
 BLOCK = 1 << 20
 PROGRESS_SECONDS = 10.0
@@ -189,7 +190,8 @@ def _receive(
                 raise SourceAway(f"{file.name} ended after {size_text(here)}")
         except SourceAway as e:
             # Bytes that have come before are no progress: not all sources can resume.
-            tries, most = 1 if here > most else tries + 1, max(here, most)
+            tries = 1 if here >= most + PROGRESS else tries + 1
+            most = max(here, most)
             if tries >= TRIES:
                 raise
             wait = pause * 2 ** (tries - 1)
