@@ -270,16 +270,13 @@ def _keys(settings: Settings) -> Keys:
     path, secret = settings.keys, settings.api_key
     try:
         key = None if secret is None else secret.get_secret_value()
-        keys = Keys(path, key, shared=settings.workers > 1)
+        return Keys(
+            path,
+            key,
+            shared=settings.workers > 1,
+            has_certificates=settings.tls_client_ca is not None,
+        )
     except OSError as e:
         raise InvalidConfig(f"--keys: cannot read {path}: {e.strerror or e}") from None
     except KeyProblem as e:
         raise InvalidConfig(f"--keys: {path}: {e}") from None
-    named = [k.config.name for k in keys.table.keys if k.config.certificate]
-    if named and settings.tls_client_ca is None:
-        msg = (
-            f"--keys: {path}: key {named[0]!r} requires a client certificate; set "
-            "--tls-client-ca so that the server requests one"
-        )
-        raise InvalidConfig(msg)
-    return keys

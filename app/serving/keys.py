@@ -219,15 +219,18 @@ class Keys:
         *,
         shared: bool = False,
         config: KeysConfig | None = None,
+        has_certificates: bool = True,
     ) -> None:
         """Load the keys.
 
         With `shared`, other processes serve the same keys. `config` is the content of
-        the file that such a process uses; without it, the file is read. Raises
-        `KeyProblem`, and OSError for a file that cannot be read.
+        the file that such a process uses; without it, the file is read. Unless
+        `has_certificates`, clients show no certificates. Raises `KeyProblem`, and
+        OSError for a file that cannot be read.
         """
         self.path = path
         self._shared = shared
+        self._has_certificates = has_certificates
         self._more: tuple[KeyConfig, ...] = ()
         if api_key is not None:
             digest = digest_of(api_key.encode())
@@ -237,8 +240,19 @@ class Keys:
         self._stamp = () if path is None or config else stamp_of([path])
         self._problem = ""
         if config is None:
-            config = KeysConfig() if path is None else read_keys(path)
+            config = KeysConfig() if path is None else self._read(path)
         self.table = self._table_of(config)
+
+    def _read(self, path: Path) -> KeysConfig:
+        config = read_keys(path)
+        named = [key.name for key in config.key if key.certificate]
+        if named and not self._has_certificates:
+            msg = (
+                f"key {named[0]!r} requires a client certificate; set "
+                "--tls-client-ca so that the server requests one"
+            )
+            raise KeyProblem(msg)
+        return config
 
     def _table_of(self, config: KeysConfig) -> KeyTable:
         wanted = (*config.key, *self._more)
@@ -274,7 +288,7 @@ class Keys:
         self._stamp = stamp
         before, self._problem = self._problem, ""
         try:
-            return read_keys(self.path)
+            return self._read(self.path)
         except KeyProblem as e:
             self._problem = str(e)
         except OSError as e:

@@ -196,6 +196,21 @@ def test_what_cannot_be_read_again_changes_nothing(
     assert keys.table.find(b"one") is not None
 
 
+def test_a_key_by_certificate_needs_certificates_at_a_reload_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the next start would refuse a file that the reload has accepted."""
+    path = tmp_path / "keys.toml"
+    write(path, a="one")
+    keys, asking = Keys(path, has_certificates=False), Keys(path)
+    path.write_text('[[key]]\nname = "a"\ncertificate = "CN=a"\n')
+    assert keys.read_again() is None
+    assert "key 'a' requires a client certificate; set --tls-client-ca" in caplog.text
+    assert asking.read_again() is not None
+    with pytest.raises(KeyProblem, match="requires a client certificate"):
+        Keys(path, has_certificates=False)
+
+
 def test_a_file_that_can_be_read_after_all(tmp_path: Path) -> None:
     """As one that got its owner after its content: nothing else of it changes."""
     path = tmp_path / "keys.toml"
