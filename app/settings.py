@@ -38,8 +38,7 @@ from app.config.log_config import LogLevel, read_log_config
 from app.config.profiles import profile_named
 from app.config.restrictions import Restrictions
 from app.limits import DEFAULT_LIMITS, Limits
-from app.observe.access_log import parse_ratio
-from app.sizes import parse_size
+from app.sizes import parse_ratio, parse_size
 from engine import DeviceWaitConfig, DeviceWaitStrategy, InvalidConfig, named_devices
 
 LogFormat = Literal["text", "json"]

@@ -41,6 +41,23 @@ def decimal(text: bytes) -> float:
         return math.nan
 
 
+def parse_ratio(text: str) -> float | None:
+    """Return the share of answered requests that are logged: ``errors`` is 0, ``all``
+    is 1.
+
+    ``off`` is None: then failed requests are not logged either. Raises `ValueError`.
+    """
+    words = {"off": None, "errors": 0.0, "all": 1.0}
+    word = text.strip().lower()
+    if word in words:
+        return words[word]
+    ratio = decimal(word.encode())
+    if not 0 <= ratio <= 1:
+        msg = f"{text!r} must be off, errors, all or a share between 0 and 1"
+        raise ValueError(msg)
+    return ratio
+
+
 def size_text(size: int) -> str:
     """Return bytes for a person: ``1.5 GiB``."""
     value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]

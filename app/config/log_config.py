@@ -8,12 +8,13 @@ For settings that it does not name, the options apply.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from app.config.config_keys import checked, read_bounded, read_document, section
-from app.sizes import decimal
+from app.sizes import parse_ratio
 
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 _LARGEST_FILE = 1 << 16
@@ -21,7 +22,8 @@ _LARGEST_FILE = 1 << 16
 
 def _access(value: object) -> str:
     text = value.strip().lower() if isinstance(value, str) else ""
-    if text in ("off", "errors", "all") or 0 <= decimal(text.encode()) <= 1:
+    with suppress(ValueError):
+        parse_ratio(text)
         return text
     raise ValueError('"off", "errors", "all" or a share between 0 and 1, as in "0.01"')
 

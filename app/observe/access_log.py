@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from app.sizes import parse_ratio
+
 logger = logging.getLogger("app.access")
 
 #: The most lines a second for failed requests, unless all are logged. A flood of bad
@@ -19,26 +21,6 @@ logger = logging.getLogger("app.access")
 MOST_A_SECOND = 200
 #: The smallest share of answered requests that are logged, if any are.
 _LEAST = 1e-12
-
-
-def parse_ratio(text: str) -> float | None:
-    """Return the share of answered requests that are logged: ``errors`` is 0, ``all``
-    is 1.
-
-    ``off`` is None: then failed requests are not logged either. Raises `ValueError`.
-    """
-    words = {"off": None, "errors": 0.0, "all": 1.0}
-    word = text.strip().lower()
-    if word in words:
-        return words[word]
-    try:
-        ratio = float(word)
-    except ValueError:
-        ratio = -1.0
-    if not 0 <= ratio <= 1:
-        msg = f"{text!r} must be off, errors, all or a share between 0 and 1"
-        raise ValueError(msg)
-    return ratio
 
 
 class AccessLog:

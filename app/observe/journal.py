@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from app.errors import help_address
-from app.observe.access_log import AccessLog, parse_ratio
+from app.observe.access_log import AccessLog
 from app.observe.log_text import MOST_SHOWN, quoted, shortened
 from app.observe.metrics import ModelMetrics
 from app.observe.request_ids import SpanIds, trace_context
 from app.plugins import SPANS, plugins
+from app.sizes import parse_ratio
 
 #: The last parts of paths of requests to a model, known or unknown.
 _INFERENCE = ("/infer", "/generate", "/generate_stream", ":predict")

@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from app.observe.access_log import MOST_A_SECOND, AccessLog, parse_ratio
+from app.observe.access_log import MOST_A_SECOND, AccessLog
+from app.sizes import parse_ratio
 
 
 @pytest.mark.parametrize(
@@ -17,7 +18,7 @@ def test_words(text: str, ratio: float | None) -> None:
     assert parse_ratio(text) == ratio
 
 
-@pytest.mark.parametrize("text", ["", "some", "-1", "1.5", "nan"])
+@pytest.mark.parametrize("text", ["", "some", "-1", "1.5", "nan", "0_1"])
 def test_no_words(text: str) -> None:
     with pytest.raises(ValueError, match="must be off, errors, all or a share"):
         parse_ratio(text)
