@@ -38,7 +38,7 @@ class RunnerStats:
         return cls(
             name=name,
             replicas=len(replicas),
-            ready=len(loaded),
+            ready=sum(lines.default.usable for lines in loaded),
             in_flight=sum(c.in_flight for c in channels),
             awaiting=sum(c.flight.awaiting for c in channels),
             lines=len(channels),

@@ -83,13 +83,16 @@ def test_a_reload_loads_all_replicas_of_a_device(
     with ModelRunner(affine, on_one(own_device, 3)) as runner:
         own_device.kill("a test does this")
         assert not runner.ready
+        assert runner.stats.ready == 0
         own_device.recover()
         assert runner.ready
+        assert runner.stats.ready == 3
         for replica in range(3):
             got = runner.execute({"input": ROW}, replica_id=replica)["output"]
             assert np.all(got == 3)
         assert own_device.ping().replicas == 3
     assert own_device.ping().replicas == 0
+    assert (runner.stats.replicas, runner.stats.ready) == (3, 0)
 
 
 @pytest.mark.skipif(
