@@ -10,9 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.codec.messages import InferRequest
-from app.serving.runner import Submitted
+from app.serving.runner import RequestScheduler, Submitted
+from app.serving.stateful import StatefulScheduler
 from app.spec import ModelSpec
 from engine import Device, ModelRunnerConfig, Tensor
+
+_NO_PLACE = "its requests use [sequence] or [responses], which an ensemble cannot run"
+_CONVERTED = (
+    "a plugin converts its requests first (a tokenizer or decoder), and an ensemble "
+    "would skip that; call the model from a Python model instead"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +132,18 @@ class EnsembleScheduler:
 
     def __repr__(self) -> str:
         return f"<EnsembleScheduler {self._runner!r}>"
+
+
+def why_no_member(scheduler: RequestScheduler | None) -> str:
+    """Return why a model with this scheduler cannot be a step; empty if it can be one.
+
+    A step passes its tensors to the model's runner directly, without another scheduler.
+    """
+    if scheduler is None or isinstance(scheduler, EnsembleScheduler):
+        return ""
+    if isinstance(scheduler, StatefulScheduler):
+        return _NO_PLACE
+    return _CONVERTED
 
 
 def label_of(number: int, model: str) -> str:

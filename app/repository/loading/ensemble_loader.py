@@ -13,31 +13,12 @@ from app.repository.model_life import State
 from app.repository.records import LoadedModel, ModelRecord, ModelRecords, VersionRecord
 from app.repository.source import VersionSource
 from app.serving.calls.circles import leads_to
-from app.serving.ensemble import EnsembleScheduler, label_of
+from app.serving.ensemble import EnsembleScheduler, label_of, why_no_member
 from app.serving.ensemble_kind import ensemble_kind
-from app.serving.runner import RequestScheduler
-from app.serving.stateful import StatefulScheduler
 from app.serving.table import ModelEntry, ModelTable, infer_path
 from app.spec import ModelSpec
 
-_NO_PLACE = "its requests use [sequence] or [responses], which an ensemble cannot run"
-_CONVERTED = (
-    "a plugin converts its requests first (a tokenizer or decoder), and an ensemble "
-    "would skip that; call the model from a Python model instead"
-)
 _TICK = 0.02  # seconds between checks of a member that is being loaded
-
-
-def why_no_member(scheduler: RequestScheduler | None) -> str:
-    """Return why a model with this scheduler cannot be a step; empty if it can be one.
-
-    A step passes its tensors to the model's runner directly, without another scheduler.
-    """
-    if scheduler is None or isinstance(scheduler, EnsembleScheduler):
-        return ""
-    if isinstance(scheduler, StatefulScheduler):
-        return _NO_PLACE
-    return _CONVERTED
 
 
 class MissingModels:

@@ -299,6 +299,24 @@ def test_a_member_that_goes_comes_and_changes(
         assert served.stop() == 0
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_member_becomes_a_model_with_sequences(tmp_path: Path, workers: str) -> None:
+    add(tmp_path, "affine")
+    (tmp_path / "chain").mkdir()
+    (tmp_path / "chain" / "config.toml").write_text(ENSEMBLES["chain"])
+    with ServedGateway(tmp_path, "--workers", workers, "--devices", "cpu:1") as served:
+        served.wait_ready()
+        (tmp_path / "affine" / "config.toml").write_text("[sequence]\n")
+        assert post(served, "affine/load").status_code == 200
+
+        def answer() -> tuple[int, str]:
+            found = post(served, "chain/infer", json={"inputs": {"START": ROW}})
+            return found.status_code, found.json().get("error", "")
+
+        until(lambda: answer()[0] == 503)
+        assert "step 1 (affine): its requests use [sequence] or" in answer()[1]
+
+
 def test_a_member_that_failed_is_named(tmp_path: Path) -> None:
     """Whether it could not be loaded, or was given up since."""
     broken = tmp_path / "broken" / "1" / "m.popef"

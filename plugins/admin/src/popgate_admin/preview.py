@@ -25,7 +25,6 @@ from app.repository.compilers import CompileCache
 from app.repository.formats import format_named
 from app.repository.load_errors import LoadError, explained
 from app.repository.loader import compiled_files, input_defaults
-from app.repository.loading.ensemble_loader import why_no_member
 from app.repository.model_sources import RemoteCaches, RemoteError
 from app.repository.places import ModelPlaces
 from app.repository.python_models import check_kind, process_options, read_model
@@ -37,7 +36,7 @@ from app.repository.source import (
     VersionSource,
 )
 from app.repository.warmup import warm_up
-from app.serving.ensemble import label_of
+from app.serving.ensemble import label_of, why_no_member
 from app.serving.ensemble_kind import ensemble_kind
 from app.serving.runner import Submitted
 from app.sizes import counted, size_text

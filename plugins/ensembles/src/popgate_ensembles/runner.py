@@ -19,7 +19,7 @@ import msgspec
 from app.codec.bounded_cache import remember
 from app.errors import InvalidTensor, ModelNotReady, labelled, row_of
 from app.observe.journal import NestedCall
-from app.serving.ensemble import Ensemble
+from app.serving.ensemble import Ensemble, why_no_member
 from app.serving.pending import Pending
 from app.serving.runner import Submitted
 from app.serving.table import ModelEntry, ModelTable, infer_path
@@ -195,13 +195,17 @@ class EnsembleRunner(Ensemble):
 
     def _take_over(self) -> None:
         """Continue with swapped members if they have the same tensors."""
+        entries = self.entries()
         members = tuple(
             before if entry is None else entry.spec
-            for entry, before in zip(self.entries(), self.members, strict=True)
+            for entry, before in zip(entries, self.members, strict=True)
         )
         mine = self.spec
         why = "the ensemble would take or return other tensors than before"
         try:
+            for step, entry in zip(self.steps, entries, strict=True):
+                if entry is not None and (reason := why_no_member(entry.scheduler)):
+                    raise ValueError(f"{step.label}: {reason}")
             graph = self.compose(members)
         except ValueError as e:
             why = str(e)
