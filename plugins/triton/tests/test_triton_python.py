@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import textwrap
 from collections.abc import Iterator
@@ -19,8 +20,9 @@ from popgate_python_interface import Context
 from popgate_triton.reading import document_of
 from popgate_triton.schema import config_class
 from tests.app.served import ServedGateway
-from tests.support import until
-from triton_python_backend_utils.adapter import adapt
+from tests.support import WAIT, until
+from triton_python_backend_utils import adapter
+from triton_python_backend_utils.adapter import MOST_WAITING, adapt
 from triton_python_backend_utils.responses import (
     InferenceResponse,
     TritonError,
@@ -695,6 +697,88 @@ def test_a_response_has_the_rows_of_its_request() -> None:
     model.load(Context(Path(), {}, "python:0", 1, rows_now=lambda: (2, 2)))
     with pytest.raises(ExecutionFailed, match="'OUT' must have 2 rows, got 4"):
         model(IN=np.arange(4, dtype=np.int32).reshape(4, 1))
+
+
+FAST = """
+import threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sent = 0
+
+    def execute(self, requests):
+        (request,) = requests
+        way = int(request.inputs()[0].as_numpy()[0])
+        self.thread = threading.Thread(target=self.answer, args=(request,))
+        self.thread.start()
+        if way == 1:
+            self.thread.join()
+        return self.later() if way == 2 else None
+
+    async def later(self):
+        self.thread.join()
+
+    def answer(self, request):
+        sender = request.get_response_sender()
+        for n in range(100):
+            out = pb_utils.Tensor("OUT", np.array([n], dtype=np.int32))
+            sender.send(pb_utils.InferenceResponse([out]))
+            self.sent += 1
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+@pytest.fixture
+def fast() -> Any:
+    module = ModuleType("model")
+    exec(FAST, vars(module))
+    config = text_format.Parse(REPEAT_CONFIG, config_class()())
+    adapted = adapt(module, document_of(config))
+    assert adapted is not None
+    model = adapted()
+    model.load(Context(Path(), {}, "python:0", 1))
+    return model
+
+
+def test_a_thread_waits_for_the_client_of_its_responses(
+    fast: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a client that does not read costs no memory."""
+    monkeypatch.setattr(adapter, "LOOK", WAIT)
+    ahead: list[int] = []
+
+    def is_full() -> bool:
+        return bool(fast.model.sent >= min(len(ahead) + 1 + MOST_WAITING, 100))
+
+    async def read() -> None:
+        async for _ in fast(IN=np.array([0], np.int32)):
+            until(is_full)
+            ahead.append(fast.model.sent - len(ahead) - 1)
+
+    asyncio.run(read())
+    assert len(ahead) == 100
+    assert max(ahead) == MOST_WAITING
+
+
+def test_a_thread_goes_on_when_its_client_has_left(fast: Any) -> None:
+    async def leave() -> None:
+        responses = fast(IN=np.array([0], np.int32))
+        await anext(responses)
+        await responses.aclose()
+        until(lambda: not fast.model.thread.is_alive())
+
+    asyncio.run(leave())
+
+
+@pytest.mark.parametrize("way", [1, 2])
+def test_a_decoupled_model_may_wait_for_its_thread(fast: Any, way: int) -> None:
+    async def read() -> list[int]:
+        responses = fast(IN=np.array([way], np.int32))
+        return [int(outputs["OUT"][0]) async for outputs in responses]
+
+    assert asyncio.run(read()) == list(range(100))
 
 
 def test_strings(client: Any) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -54,6 +55,8 @@ _DEFAULTS: dict[str, Any] = {
 }
 #: Seconds between checks for cancellation, while a response from a thread is awaited.
 LOOK = 0.05
+#: Responses to a request of a decoupled model that may wait for its client.
+MOST_WAITING = 16
 
 
 def adapt(module: ModuleType, config: Mapping[str, Any]) -> type[Any] | None:
@@ -269,52 +272,110 @@ class _Wait:
         return self._responses[0]
 
 
+class _Sent:
+    """The responses to one request of a decoupled model that wait for its client.
+
+    A thread that sends more of them than `MOST_WAITING` waits in `give`. It goes on if
+    that holds up the model's own code, which may be waiting for the thread.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._arrived = asyncio.Event()
+        self._waiting: deque[Any] = deque()
+        self._room = threading.Condition()
+        self._is_turn = self._has_no_limit = self.gone = False
+
+    def give(self, response: Any) -> None:
+        """Add a response, or None after the last one."""
+        with self._room:
+            if threading.get_ident() != self._thread:
+                while not self._room.wait_for(self._takes_more, LOOK):
+                    self._has_no_limit = self._is_turn
+            if not self.gone:
+                self._waiting.append(response)
+                self._loop.call_soon_threadsafe(self._arrived.set)
+
+    def _takes_more(self) -> bool:
+        return self.gone or self._has_no_limit or len(self._waiting) < MOST_WAITING
+
+    async def take(self) -> Any:
+        """Return the next response, once there is one."""
+        while not self._waiting:
+            self.turn(True)
+            self._arrived.clear()
+            await self._arrived.wait()
+        self.turn(False)
+        with self._room:
+            self._room.notify_all()
+            return self._waiting.popleft()
+
+    def turn(self, begins: bool) -> None:
+        """Record whether the model's own code runs, in the thread that takes."""
+        with self._room:
+            self._is_turn = begins
+            self._has_no_limit = False
+
+    def end(self) -> None:
+        """Accept no more responses."""
+        with self._room:
+            self.gone = True
+            self._room.notify_all()
+
+
 class _Decoupled(_Adapted):
     """Any number of responses, from any thread."""
 
+    def __init__(self) -> None:
+        self.under_way: set[_Sent] = set()
+
     async def __call__(self, **feed: Array) -> AsyncIterator[dict[str, Array]]:
-        loop = asyncio.get_running_loop()
-        given: asyncio.Queue[Any] = asyncio.Queue()
-        gone = threading.Event()
+        sent = _Sent()
         #: The thread inside `execute`, which alone may ask about the present run.
         inside: int | None = threading.get_ident()
 
         def is_cancelled() -> bool:
             is_run = inside == threading.get_ident()
-            return gone.is_set() or (is_run and self.context.cancelled)
-
-        def give(response: Any) -> None:
-            if not gone.is_set():
-                loop.call_soon_threadsafe(given.put_nowait, response)
+            return sent.gone or (is_run and self.context.cancelled)
 
         request = self.request(feed)
         # Read this now: the model's threads may ask long after this run.
         request.ask = partial(dict, self.stated(0))
-        request.sender = pb_utils.InferenceResponseSender(give, is_cancelled)
+        request.sender = pb_utils.InferenceResponseSender(sent.give, is_cancelled)
         running: Any = None
+        self.under_way.add(sent)
         try:
             try:
+                self._turns(True)
                 running = self.model.execute([request])
             finally:
                 inside = None
+                self._turns(False)
             if inspect.isawaitable(running):
                 running = asyncio.ensure_future(running)
-                running.add_done_callback(lambda task: _tell_failure(task, given))
+                running.add_done_callback(lambda task: _tell_failure(task, sent))
             elif running is not None:
                 raise ExecutionFailed(
                     "execute of a decoupled model must return None; send "
                     "responses with request.get_response_sender()"
                 )
-            while (response := await given.get()) is not None:
+            while (response := await sent.take()) is not None:
                 if isinstance(response, BaseException):
                     raise response
                 yield self.outputs_of(response)
         finally:
-            gone.set()
+            self.under_way.discard(sent)
+            sent.end()
             if isinstance(running, asyncio.Future):
                 running.cancel()
 
+    def _turns(self, begin: bool) -> None:
+        """Begin or end the turns of all requests. `execute` may wait for any thread."""
+        for sent in self.under_way:
+            sent.turn(begin)
 
-def _tell_failure(task: asyncio.Future[Any], given: asyncio.Queue[Any]) -> None:
+
+def _tell_failure(task: asyncio.Future[Any], sent: _Sent) -> None:
     if not task.cancelled() and task.exception() is not None:
-        given.put_nowait(task.exception())
+        sent.give(task.exception())
