@@ -96,6 +96,10 @@ class Caller(Model):
         return self.models[name](input=x)["output"]
 
     def stream(self, name, most, x):
+        if not int(most):
+            responses = self.models[name].stream({"input": x})
+            responses.close()
+            return x
         found = []
         for each in self.models[name].stream({"input": x}):
             found.append(each["output"])
@@ -291,6 +295,19 @@ def test_several_responses_are_taken_one_after_the_other(served: ServedGateway) 
     failed = answer(served, "stream count 9", [[2.0, 0, 0, 0]])["said"][0]
     assert failed.startswith("ExecutionFailed: model 'count': ValueError: at the end")
     assert count(served, "count") == before + 1
+
+
+def test_responses_that_are_never_read_are_cancelled(served: ServedGateway) -> None:
+    """Immediately, not at the deadline of the request."""
+    begin = 'nv_inference_request_failure{model="count",reason="CANCELED"'
+
+    def cancelled() -> str:
+        lines = served.client.get("/metrics").text.splitlines()
+        return next(line for line in lines if line.startswith(begin))
+
+    before = cancelled()
+    assert answer(served, "stream count 0")["said"] == ["ok"]
+    until(lambda: cancelled() != before)
 
 
 def test_a_client_that_leaves_ends_the_wait_for_a_later_response(

@@ -102,11 +102,14 @@ class ServerModel:
         The call begins immediately. The model makes each further response after the
         caller has taken the one before. `options` are the same as for `call`.
         """
-        return self._responses(self._client.stream(self._target, inputs, options))
+        found = self._responses(self._client.stream(self._target, inputs, options))
+        next(found)  # a generator that has not begun would never end its call
+        return found
 
     def _responses(self, call: PendingStream) -> Iterator[dict[str, Array]]:
         found = iter(call)
         try:
+            yield {}
             while (response := self._next(call, found)) is not None:
                 yield response
                 self._client.go_on(call)
