@@ -471,6 +471,22 @@ def test_what_a_model_starts_ends_with_it(tmp_path: Path) -> None:
     until(lambda: is_gone(child))
 
 
+@pytest.mark.parametrize("name", ["engine.py", "engine/__init__.py", "popef_io.py"])
+def test_a_module_with_the_name_of_a_package_is_refused(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("def scale(x): return 2 * x")
+    package = name.partition("/")[0].removesuffix(".py")
+    text = f"def later():\n    from {package} import scale\n{IDENTITY}"
+    expected = rf"model\.py, line \d+: '{package}' is a package of PopGate"
+    with pytest.raises(InvalidModel, match=expected), served(tmp_path, text):
+        pass
+    if package != "engine":
+        with served(tmp_path, IDENTITY):
+            pass  # the model does not import it
+
+
 def test_environment_and_folder_are_the_models(tmp_path: Path) -> None:
     text = """
         class Seen:

@@ -7,13 +7,14 @@ The thread that runs programs does all of this.
 
 from __future__ import annotations
 
+import ast
 import linecache
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import decode_source, module_from_spec
 from pathlib import Path
 from types import ModuleType
@@ -58,6 +59,8 @@ _log = logging.getLogger("engine.programs.python_session")
 MAX_PLACES = 100
 #: The most characters of an author's message that a client receives.
 MAX_WORDS = 1000
+#: Packages with common names that this process has imported.
+_OWN_PACKAGES = frozenset(("app", "engine", "popef_io"))
 
 
 class _GivenSource(SourceFileLoader):
@@ -87,6 +90,7 @@ def import_model(file: Path, source: bytes) -> ModuleType:
         sys.path.insert(0, folder)
     try:
         text = decode_source(source)
+        _check_imports(ast.parse(text, str(file)), file.parent)
         # Tracebacks then show these lines, even if the file has changed.
         lines = text.splitlines(keepends=True)
         linecache.cache[str(file)] = (len(source), None, lines, str(file))
@@ -102,6 +106,27 @@ def import_model(file: Path, source: bytes) -> ModuleType:
         sys.modules.pop("model", None)
         raise load_error(error, file) from None
     return module
+
+
+def _check_imports(tree: ast.Module, folder: Path) -> None:
+    """Raise InvalidModel if the model imports a module in its folder by the name of a
+    package of this process. It would get that package.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        else:
+            continue
+        for name in _OWN_PACKAGES.intersection(n.partition(".")[0] for n in names):
+            mine = PathFinder.find_spec(name, [str(folder)])
+            if name in sys.modules and mine is not None and mine.has_location:
+                raise InvalidModel(
+                    f"model.py, line {node.lineno}: {name!r} is a package of PopGate, "
+                    "so the module of this name beside model.py cannot be imported; "
+                    "rename that module"
+                )
 
 
 class PythonSession:
