@@ -13,6 +13,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -383,11 +384,23 @@ def test_text_models(front: Front) -> None:
 def test_models_come_and_go(front: Front) -> None:
     assert "affine" in front.run("models")
     assert front.run("load", "other") == "other version 1: ready\n"
+    asked: tuple[tuple[str, Any], ...] = (
+        ("v1/models/other/infer", {"inputs": {"input": ROW}}),
+        ("v1/models/other/invocations", {"instances": ROW}),
+        ("v1/models/other:predict", {"instances": ROW}),
+        ("v2/models/other/generate", {"input": ROW}),
+        ("v2/models/other/generate_stream", {"input": ROW}),
+    )
+
+    def statuses() -> set[int]:
+        return {front.post(f"/{path}", **body).status_code for path, body in asked}
+
     assert infer(front, "other", input=ROW) == {"output": AFFINE}
+    assert statuses() == {200}
     front.run("unload", "other")
-    refused = front.post("/v1/models/other/infer", inputs={"input": ROW})
-    assert refused.status_code == 503
+    assert statuses() == {503}
     front.run("load", "other")
+    assert statuses() == {200}
 
 
 def test_clients(front: Front) -> None:
@@ -509,13 +522,18 @@ def test_models_of_all_kinds_are_shown_and_managed(front: Front) -> None:
 
 
 def test_what_runs_is_answered_when_the_server_ends(tmp_path: Path) -> None:
-    """A stream of a model in Python ends whole; an open sequence holds nothing up."""
+    """A stream of a model in Python ends whole, and so do many texts, most of which the
+    device has not got yet. An open sequence holds nothing up.
+    """
     root = tmp_path / "models"
     root.mkdir()
     write(root, "gate", GATE)
     write(root, "sum", SUM, SEQUENCE)
+    embedding_folder(root / "unit")
     gate = tmp_path / "gate"
-    with ServedGateway(root, "--allow-python", "--trust-loopback") as gateway:
+    options = ("--allow-python", "--cache-dir", str(tmp_path / "cache"))
+    texts = {"model": "unit", "input": ["the cat sits"] * 2000}
+    with ServedGateway(root, *options) as gateway, ThreadPoolExecutor(1) as pool:
         gateway.wait_ready()
         start = {"sequence_id": 1, "sequence_start": True}
         path = "/v1/models/sum/infer"
@@ -528,10 +546,20 @@ def test_what_runs_is_answered_when_the_server_ends(tmp_path: Path) -> None:
         with stream as answer:
             lines = answer.iter_lines()
             first = next(line for line in lines if line.startswith("data: "))
+            (device,) = gateway.client.get("/v1/devices").json()["devices"][:1]
+            os.kill(device["pid"], signal.SIGSTOP)
+            embedded = pool.submit(
+                httpx.post, f"{gateway.url}/openai/v1/embeddings", json=texts,
+                timeout=WAIT, trust_env=False,
+            )  # fmt: skip
+            busy = 'popgate_requests_in_flight{model="unit",version="1"} 1'
+            until(lambda: busy in gateway.client.get("/metrics").text)
             gateway.send(signal.SIGTERM)
             gateway.wait_line("shutting down")
+            os.kill(device["pid"], signal.SIGCONT)
             gate.touch()
             rest = [line for line in lines if line.startswith("data: ")]
+            assert len(embedded.result().json()["data"]) == 2000
         events = [json.loads(line[6:]) for line in (first, *rest)]
         assert [event.get("i", event) for event in events] == [0, 1, 2], gateway.output
         assert gateway.join() == 0

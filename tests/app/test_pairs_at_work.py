@@ -367,6 +367,20 @@ def test_the_api_shows_the_model_that_is_there_now(
     assert run_popgate("unload", "turned", *url).returncode == 0
 
 
+def test_a_model_that_is_loaded_anew_is_traced_as_before(served: ServedGateway) -> None:
+    path, load = "/v2/models/affine/trace/setting", "/v1/models/affine/load"
+    served.client.post(path, json={"trace_count": 5}).raise_for_status()
+    try:
+        for left in (4, 3):
+            served.client.post(load).raise_for_status()
+            infer = "/v1/models/affine/infer"
+            ask(served, infer, f"anew-{left}", inputs={"input": ROW})
+            setting = served.client.get(path).json()
+            assert setting["trace_count"] == str(left)
+    finally:
+        served.client.post(path, json={"trace_count": None}).raise_for_status()
+
+
 def test_models_in_python_read_shared_memory(served: ServedGateway) -> None:
     path = "/v2/models/count/infer"
     text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
@@ -602,6 +616,13 @@ def test_a_server_that_is_drained_shows_itself(root: Path, tmp_path: Path) -> No
             answer = ask(gateway, "/v2/models/affine/infer", "region", inputs=given)
             assert first(answer) == AFFINE
         assert gateway.infer("chain", input=ROW) == {"output": TWICE}
+        shown = run_popgate("infer", "affine", "-i", f"input={ROW}", *url)
+        assert "9" in shown.stdout, shown.stderr
+        (tmp_path / "rows.jsonl").write_text("[1, 2, 3, 4]\n" * 9)
+        files = "-i", tmp_path / "rows.jsonl", "-o", tmp_path / "out.jsonl"
+        done = run_popgate("batch", "affine", *files, *url)
+        assert done.returncode == 0, done.stderr
+        assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 9
         entries = json.loads((tmp_path / "trace").read_text())
         assert "late" in {e.get("request_id") for e in entries}
         # Of the request that was given up there is no trace.
@@ -609,12 +630,31 @@ def test_a_server_that_is_drained_shows_itself(root: Path, tmp_path: Path) -> No
         assert gateway.stop() == 0
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_a_sequence_of_a_model_in_python_from_elsewhere(tmp_path: Path) -> None:
+    write(tmp_path, "sum", SUM, SEQUENCE)
+    with serving() as web:
+        push(web, "c1", contents(tmp_path / "sum"))
+        options = ["--model", "sum=hf://me/digits", "--allow-python"]
+        options += ["--cache-dir", str(tmp_path / "cache")]
+        variables = {"HF_ENDPOINT": f"{web.url}/", "HF_HOME": str(tmp_path / "hf")}
+        with ServedGateway(None, *options, **variables) as gateway:
+            gateway.wait_ready()
+            for total in (3, 6):
+                flags = {"sequence_id": 1, "sequence_start": total == 3}
+                answer = ask(
+                    gateway, "/v1/models/sum/infer", f"{total}",
+                    inputs={"x": [3]}, parameters=flags,
+                )  # fmt: skip
+                assert first(answer) == [total]
+
+
 def test_a_text_model_from_elsewhere_on_demand(tmp_path: Path) -> None:
-    folder = embedding_folder(tmp_path / "made")
-    files = {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*") if path.is_file()
-    }  # fmt: skip
+    files = contents(embedding_folder(tmp_path / "made"))
     with serving() as web:
         push(web, "c1", files)
         options = ["--model", "unit=hf://me/digits", "--lazy", "--model-memory", "1GiB"]

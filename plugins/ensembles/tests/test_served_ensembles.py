@@ -118,7 +118,8 @@ def fill(root: Path) -> None:
     models.gather(root / "gather.popef")
     # One on each device, whichever is loaded first: together they keep both busy.
     for device, name in enumerate(("slow", "slower")):
-        add(root, name, models.slow, config=f"devices = [{device}]")
+        config = f"devices = [{device}]\nmax_queue_size = {16 * device + 1}"
+        add(root, name, models.slow, config=config)
     models.write_model(
         root / "add.popef",
         [helper.make_node("Add", ["a", "b"], ["sum"])],
@@ -242,6 +243,19 @@ def test_independent_steps_run_together_and_end_with_their_client(
     assert post(gateway, "both/infer", json=body).status_code == 504
     until(lambda: in_flight(gateway) == 0)
     assert len(gateway.infer("both", count=1)["two"]) == 128 * 128
+
+
+def test_a_step_whose_queue_is_full_refuses_the_request(gateway: ServedGateway) -> None:
+    """And the step beside it, which has room, is given up."""
+    body = {"inputs": {"count": FOR_EVER}}
+    holding = Asking(gateway, "slow", body)
+    until(lambda: in_flight(gateway) == 1)
+    answer = post(gateway, "both/infer", json=body)
+    assert answer.status_code == 429
+    assert answer.json()["error"].startswith("step 1 (slow): the queue of 'slow/1'")
+    assert "retry-after" in answer.headers
+    holding.leave()
+    until(lambda: in_flight(gateway) == 0)
 
 
 def test_requests_share_the_batches_of_the_members(gateway: ServedGateway) -> None:
