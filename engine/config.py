@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
 from typing import Any, Protocol, TypeAlias
@@ -45,13 +46,34 @@ class DeviceWaitStrategy(IntEnum):
 
 
 #: Converts a value to an option's type, also from numpy's numbers and booleans, which
-#: cannot be sent; and the words for the type.
+#: cannot be sent, or returns None; and the words for the type.
 _TYPES: Mapping[str, tuple[Callable[[Any], object], str]] = {
     "bool": (bool, "True or False"),
     "int": (operator.index, "a whole number"),
     "float": (float, "a number"),
     "tuple[int, ...]": (lambda v: tuple(map(operator.index, v)), "whole numbers"),
+    "tuple[str, ...]": (
+        lambda v: tuple(v) if all(isinstance(name, str) for name in v) else None,
+        "several names",
+    ),
     "DeviceWaitStrategy": (DeviceWaitStrategy, "a DeviceWaitStrategy"),
+    "DeviceWaitConfig": (
+        lambda v: v if isinstance(v, DeviceWaitConfig) else None,
+        "a DeviceWaitConfig",
+    ),
+    "Mapping[int, int]": (
+        lambda v: {operator.index(k): operator.index(n) for k, n in dict(v).items()},
+        "sizes by level",
+    ),
+    "Mapping[int, AttachedDevice]": (
+        lambda v: {operator.index(k): device for k, device in dict(v).items()},
+        "devices by replica",
+    ),
+    "Mapping[int, Mapping[str, npt.NDArray[Any]]]": (
+        lambda v: {operator.index(k): dict(arrays) for k, arrays in dict(v).items()},
+        "arrays by replica and name",
+    ),
+    "Mapping[str, npt.NDArray[Any]]": (dict, "arrays by name"),
 }
 
 
@@ -63,12 +85,11 @@ def _take_plain(config: DeviceWaitConfig | ModelRunnerConfig, label: str = "") -
         if kind not in _TYPES or (absent and value is None):
             continue
         convert, words = _TYPES[kind]
-        is_plain = not isinstance(value, str)  # even "no" would be true
-        try:
-            plain = convert(value) if is_plain else None
-        except (TypeError, ValueError, OverflowError):
-            is_plain = False
-        if not is_plain:
+        plain = None
+        if not isinstance(value, str):  # even "no" would be true
+            with suppress(TypeError, ValueError, OverflowError):
+                plain = convert(value)
+        if plain is None:
             msg = f"{label}{option.name} must be {words}, got {value!r:.80}"
             raise InvalidConfig(msg)
         object.__setattr__(config, option.name, plain)

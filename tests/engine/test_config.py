@@ -49,6 +49,16 @@ def test_replicas_and_frozen_inputs_are_checked() -> None:
         ("preferred_batch_sizes", (1.5,)),
         ("preferred_batch_sizes", ("4",)),
         ("auto_reset", "no"),
+        ("priority_queue_sizes", {"1": 3}),
+        ("priority_queue_sizes", {1: 3.5}),
+        ("priority_queue_sizes", [3]),
+        ("replica_to_device", {"0": None}),
+        ("replica_to_device", [None]),
+        ("replica_to_save_programs_outputs", {0: 5}),
+        ("frozen_inputs", None),
+        ("device_wait_config", 5),
+        ("optional_outputs", "y"),
+        ("optional_outputs", (5,)),
     ],
 )
 def test_values_of_another_type_are_refused(option: str, wrong: object) -> None:
