@@ -72,7 +72,14 @@ class ReplicaPlan:
         config: ModelRunnerConfig,
         python: ModelCode | None,
     ) -> ReplicaPlan:
-        """Return the plan of a model under a configuration."""
+        """Return the plan of a model under a configuration. Raises InvalidConfig for a
+        name that is no valid string.
+        """
+        try:
+            name.encode()
+        except (AttributeError, UnicodeEncodeError):
+            msg = f"the name of a model must be a valid string, got {name!r}"
+            raise InvalidConfig(msg) from None
         waiting = _waiting_times(config)
         longest = max(waiting.fill_batch_ns, waiting.fill_run_ns)
         flusher = None

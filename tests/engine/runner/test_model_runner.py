@@ -489,6 +489,10 @@ def test_bad_files_are_named(tmp_path: Path, shared_device: Device) -> None:
     path = models.mean_over_rows(tmp_path / "m.popef")
     with pytest.raises(InvalidConfig, match="max_queue_size"):
         on(shared_device, max_queue_size=0)
+    with pytest.raises(InvalidConfig, match="must be a valid string, got "):
+        ModelRunner(path, on(shared_device), name="\ud800")
+    with pytest.raises((InvalidConfig, TypeError)):  # the latter if compiled
+        ModelRunner(path, on(shared_device), name=5)  # type: ignore[arg-type]
     with ModelRunner(path, on(shared_device, batching=True)) as runner:
         assert runner.batching  # the operator may overrule the compiler
 
