@@ -176,7 +176,7 @@ class Device(LinkedDevice):
         """
         return self.process.ask(message, kind, fds, timeout)
 
-    def ping(self, timeout: float = 5.0) -> Status:
+    def ping(self, timeout: int | float = 5.0) -> Status:
         """Ask the process for its state. Raises DeviceLost if it does not answer in
         time.
         """

@@ -95,7 +95,9 @@ class BlockingDriver:
         """
         if self._device.fork_guard.left and not request.done:
             raise self._device.fork_guard.error("request")
-        end = None if timeout is None else time.monotonic() + timeout
+        end = None
+        if timeout is not None:
+            end = time.monotonic() + max(0.0, min(timeout, 1e9))
         while not request.done:
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:

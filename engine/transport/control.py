@@ -72,6 +72,8 @@ def connect(
     """Return a connection, with this timeout, to the device process at an abstract
     address.
     """
+    if timeout is not None:  # 0 would be no timeout
+        timeout = min(1e9, max(1e-6, timeout))
     sock = HeldSocket()
     seconds = timeout if timeout is not None else liveness.interval if liveness else 0.0
     try:

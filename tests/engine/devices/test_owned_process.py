@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import resource
 import signal
@@ -70,13 +71,15 @@ def test_a_device_that_does_not_answer_is_noticed_and_can_be_killed(
     with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
         pid = own_device.pid
         assert pid is not None
-        assert own_device.ping().pid == pid
+        for timeout in (5, math.inf, 1e300):
+            assert own_device.ping(timeout).pid == pid
         os.kill(pid, signal.SIGSTOP)
         request = runner.submit(
             {"input": Tensor.from_numpy(np.zeros((1, 4), np.float32))}
         )
-        with pytest.raises(DeviceLost, match="has not answered"):
-            own_device.ping(timeout=0.2)
+        for timeout in (0.2, 0, -1, math.nan):
+            with pytest.raises(DeviceLost, match="has not answered"):
+                own_device.ping(timeout)
         assert not request.done
         own_device.kill("it hangs")
         assert request.done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -48,6 +49,8 @@ def one_by_one(runner: ModelRunner, first: int, count: int) -> bool:
 
 
 def test_one_by_one_and_several_in_flight(runner: ModelRunner) -> None:
+    runner.execute_async(row(0)).wait(math.nan)
+    assert runner.execute_async(row(0)).wait(1e300)
     for first in range(0, 600, 200):
         assert one_by_one(runner, first, 200)
         results = [runner.execute_async(row(value)) for value in range(12)]
