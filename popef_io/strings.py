@@ -71,6 +71,8 @@ def decode_strings(
     Raises InvalidValueError if `view` does not hold exactly as many strings.
     """
     count = math.prod(shape)
+    if any(size < 0 for size in shape):
+        raise InvalidValueError(f"a shape has no negative sizes, got {shape}")
     if count * STRING_HEAD_SIZE > len(view):
         raise InvalidValueError(f"{len(view)} bytes cannot hold {count} strings")
     array = np.empty(count, dtype=object)

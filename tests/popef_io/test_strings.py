@@ -86,6 +86,9 @@ def test_scalar() -> None:
         (b"\0\0\0\0x", (1,), "1 unexpected bytes follow the last string"),
         (b"x", (0,), "1 unexpected bytes follow the last string"),
         (b"x" * 8, (1 << 60, 4), "cannot hold"),
+        (b"", (-1,), "no negative sizes, got "),
+        (b"\0\0\0\0" * 2, (-1, -2), "no negative sizes"),
+        (b"", (0, -1), "no negative sizes"),
     ],
 )
 def test_wrong_bytes(data: bytes, shape: tuple[int, ...], reason: str) -> None:
