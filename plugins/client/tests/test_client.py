@@ -28,6 +28,7 @@ from popgate_client import (
     InvalidRequest,
     NotFound,
     Outputs,
+    Tensor,
 )
 from popgate_client.steps import Options
 from popgate_client.web import http_options
@@ -58,6 +59,9 @@ def test_arrays(client: Driven) -> None:
 def test_lists_scalars_and_other_types(client: Driven) -> None:
     outputs = client.infer("simple", {"INPUT0": list(range(16)), "INPUT1": [[1] * 16]})
     np.testing.assert_array_equal(outputs["OUTPUT0"], ROW + 1)
+    swapped = Tensor("INPUT0", "INT32", ROW.astype(">i4"))
+    outputs = client.infer("simple", INPUT0=swapped, INPUT1=ROW)
+    np.testing.assert_array_equal(outputs["OUTPUT0"], ROW + ROW)
     outputs = client.infer("simple_identity_int64", 7)
     np.testing.assert_array_equal(outputs["OUTPUT0"], [[7]])
     outputs = client.infer("onnx_zero_1_float32", np.arange(6.0).reshape(2, 3).T)
@@ -114,6 +118,26 @@ def test_timeouts_that_are_none(client: Driven) -> None:
         client.infer("simple", INPUT0=ROW, INPUT1=ROW, timeout=0)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"outputs": "OUTPUT1"},
+        {"outputs": 5},
+        {"outputs": (name for name in ["OUTPUT1"])},
+        {"outputs": {"OUTPUT1": None}},
+        {"parameters": [("a", 1)]},
+        {"headers": "a: b"},
+    ],
+)
+def test_options_of_a_call_of_another_type(
+    triton: ServedGateway, wrong: dict[str, Any]
+) -> None:
+    with Client(triton.url) as client:
+        said = f"{next(iter(wrong))}.* be a |output 'OUTPUT1' must"
+        with pytest.raises(InvalidRequest, match=said):
+            client.infer("simple", INPUT0=ROW, INPUT1=ROW, **wrong)
+
+
 def test_mistakes_are_typed(client: Driven) -> None:
     with pytest.raises(NotFound, match="unknown model: 'none'") as unknown:
         client.infer("none", x=[1.0])
@@ -133,6 +157,14 @@ def test_mistakes_are_typed(client: Driven) -> None:
     assert short.value.request_id
     with pytest.raises(InvalidRequest, match="header"):
         client.infer("simple", INPUT0=ROW, INPUT1=ROW, headers={"a": "b\r\nc: d"})
+    with pytest.raises(InvalidRequest, match="expected strings, got int"):
+        client.classify("m", 5)
+    with pytest.raises(InvalidRequest, match="parameters must be a mapping"):
+        client.load("m", parameters=["a"])
+    with pytest.raises(InvalidRequest, match="a name must be a string, got 5"):
+        client.metadata(5)
+    with pytest.raises(InvalidRequest, match="line break"):
+        client.ask("GET", "/v2 HTTP/1.1\r\na: b")
 
 
 def test_metadata_and_health(client: Driven) -> None:
@@ -345,6 +377,39 @@ def test_a_unix_socket(tmp_path: Path, way: str) -> None:
 def test_addresses_that_are_none(url: Any) -> None:
     with pytest.raises(InvalidRequest):
         Client(url)
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong"),
+    [
+        ("connect_timeout", math.nan),
+        ("connect_timeout", "soon"),
+        ("retries", "1"),
+        ("retries", -1),
+        ("max_connections", None),
+        ("max_connections", math.nan),
+        ("max_answer", "1"),
+        ("max_answer", -1),
+        ("api_key", b"key"),
+        ("headers", [("a", "b")]),
+        ("headers", {"a": b"b"}),
+        ("headers", {5: "b"}),
+    ],
+)
+def test_options_of_another_type(option: str, wrong: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"{option.rstrip('s')}.* must be "):
+        Client("http://h", **{option: wrong})
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("limit", [None, math.inf, 10**400])
+def test_no_limit_for_connections(
+    triton: ServedGateway, way: str, limit: float | None
+) -> None:
+    options: Any = {"timeout": limit, "connect_timeout": limit}
+    with Driven(way, triton.url, **options) as client:
+        assert client.live()
+        client.wait_ready("simple", timeout=limit)
 
 
 def test_importing_it_needs_little() -> None:

@@ -56,7 +56,7 @@ class AsyncClient:
       `POPGATE_URL`, else this machine's port 8000.
     - `timeout`: seconds for a whole call, with retries and pauses. The server receives
       it too. None: no limit.
-    - `connect_timeout`: seconds for a new connection.
+    - `connect_timeout`: seconds for a new connection. None: no limit but `timeout`.
     - `retries`: how often to retry a call that no server has received (connection
       refused), or that a server has refused (429, 503). The pause is `Retry-After`, or
       0.05 s; from the second refusal on at least 0.05 s, doubled each time. A request
@@ -87,7 +87,7 @@ class AsyncClient:
         url: str | None = None,
         *,
         timeout: float | None = 60.0,
-        connect_timeout: float = 10.0,
+        connect_timeout: float | None = 10.0,
         retries: int = 3,
         idempotent: bool = False,
         max_connections: int = 100,

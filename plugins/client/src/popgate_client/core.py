@@ -34,15 +34,22 @@ from popgate_client.errors import (
     ServerError,
     Unavailable,
 )
-from popgate_client.http1 import Answer
+from popgate_client.http1 import Answer, check_headers
 from popgate_client.known_model import KnownModel, prepared
 from popgate_client.refusals import answer_error
-from popgate_client.steps import CallOptions, Options, Pause, RoundTrip, Steps
+from popgate_client.steps import (
+    LIFETIME,
+    CallOptions,
+    Options,
+    Pause,
+    RoundTrip,
+    Steps,
+    seconds,
+)
 
 BINARY_EXTENSION = "binary_tensor_data"
 FIRST_PAUSE = 0.05  # seconds before a second attempt, unless the server names a time
 LONGEST_PAUSE = 2.0
-_LIFETIME = 1e9  # seconds; a longer timeout is none
 _clock = time.monotonic
 
 
@@ -122,19 +129,11 @@ class Core:
         return known, known.named(model, value)
 
     def _limit(self, timeout: float | None) -> float | None:
-        """Return the time limit of a call in seconds: its own, or the client's. None if
-        there is none, or if it is longer than a lifetime. Raises `InvalidRequest`.
+        """Return the time limit of a call in seconds: its own, or the client's; None if
+        there is none. Raises `InvalidRequest`.
         """
-        limit = self.options.timeout if timeout is None else timeout
-        if limit is None:
-            return None
-        try:
-            seconds = float(limit)
-        except (TypeError, ValueError):
-            seconds = math.nan
-        if math.isnan(seconds):
-            raise InvalidRequest(f"the timeout must be a number, got {limit!r}")
-        return seconds if seconds < _LIFETIME else None
+        limit = seconds("timeout", self.options.timeout if timeout is None else timeout)
+        return limit if limit < LIFETIME else None
 
     def generation(
         self,
@@ -246,14 +245,15 @@ class Core:
 
     def wait_until(self, path: str, timeout: float, what: str) -> Steps[None]:
         """Wait until a path answers with 200."""
-        end = _clock() + timeout
+        limit = seconds("timeout", timeout)
+        end = _clock() + limit
         while True:
             with suppress(DeadlineExceeded):
                 said = yield from self.says_yes(path, end)
                 if said:
                     return
             if _clock() + FIRST_PAUSE >= end:
-                raise DeadlineExceeded(f"{what} is not ready after {timeout:g} s")
+                raise DeadlineExceeded(f"{what} is not ready after {limit:g} s")
             yield Pause(FIRST_PAUSE)
 
     def models(self) -> Steps[list[dict[str, Any]]]:
@@ -276,6 +276,7 @@ class Core:
         limit: float | None,
     ) -> RoundTrip:
         size = sum(map(size_of, parts))
+        check_headers([("Path", path)])
         target = self.options.base + path
         request = prepared(self.options, method, target, headers, size)
         return RoundTrip(request, parts, _deadline(limit))
@@ -322,7 +323,7 @@ class Core:
         doubled = attempt - 1 if named is None else attempt - 2
         longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2**doubled) if doubled >= 0 else 0.0
         pause = max(named or 0.0, longest * random.uniform(0.5, 1.0))
-        if _clock() + pause >= deadline or pause >= _LIFETIME:
+        if _clock() + pause >= deadline or pause >= LIFETIME:
             raise error
         return pause
 
@@ -362,7 +363,9 @@ def quoted(name: str) -> str:
         return quote(name, safe="")
     except UnicodeEncodeError as e:
         msg = f"the name {name!r} is not valid Unicode: {e.reason}"
-        raise InvalidRequest(msg) from None
+    except TypeError:
+        msg = f"a name must be a string, got {name!r}"
+    raise InvalidRequest(msg)
 
 
 def model_path(model: str = "", version: str = "") -> str:

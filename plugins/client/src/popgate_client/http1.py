@@ -235,6 +235,9 @@ def check_headers(headers: Iterable[tuple[str, str]]) -> None:
     does not show the value, which may be a key.
     """
     for name, value in headers:
+        if not isinstance(name, str) or not isinstance(value, str):
+            msg = f"names and values of headers must be strings: {name!r}"
+            raise InvalidRequest(msg)
         if not name or not name.isascii() or set(name) & set(" \r\n\t:\0"):
             raise InvalidRequest(f"invalid name of a header: {name!r}")
         if set(value) & set("\r\n\0"):

@@ -174,7 +174,7 @@ class KnownModel:
 
     def _tensor(self, name: str, value: Any) -> Tensor:
         if isinstance(value, Tensor):
-            return value
+            return tensor_of(value.name, value.array, value.datatype)
         spec = self._inputs.get(name)
         if spec is not None:
             if spec[0] != "BYTES" and _is_files(value):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from popgate_client.encodings import (
 from popgate_client.errors import InvalidRequest, ServerError
 from popgate_client.events import EventReader
 from popgate_client.refusals import stream_error
-from popgate_client.steps import PLAIN, CallOptions, Options
+from popgate_client.steps import PLAIN, CallOptions, Options, seconds
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -30,7 +30,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 def client_options(
     url: str | None,
     timeout: float | None,
-    connect_timeout: float,
+    connect_timeout: float | None,
     retries: int,
     idempotent: bool,
     max_connections: int,
@@ -48,15 +48,23 @@ def client_options(
     except ValueError:
         known = ", ".join(e.value for e in Encoding)
         raise InvalidRequest(f"encoding {encoding}: expected one of {known}") from None
-    if max_connections < 1 or retries < 0:
-        raise InvalidRequest(
-            "max_connections must be at least 1, and retries at least 0"
-        )
+    for name, number, least in (
+        ("max_connections", max_connections, 1),
+        ("max_answer", max_answer, 0),
+        ("retries", retries, 0),
+    ):
+        if not isinstance(number, int | float) or not number >= least:
+            msg = f"{name} must be a number of at least {least}, got {number!r}"
+            raise InvalidRequest(msg)
+    if not isinstance(api_key, str | None):
+        kind = type(api_key).__name__
+        raise InvalidRequest(f"api_key must be a string, got {kind}")
     more = [("Authorization", f"Bearer {api_key}")] if api_key else []
+    _check_mapping("headers", headers or {})
     options = Options(
         url or os.environ.get("POPGATE_URL") or DEFAULT_URL,
         timeout,
-        connect_timeout,
+        seconds("connect_timeout", connect_timeout),
         retries,
         idempotent,
         max_connections,
@@ -72,6 +80,12 @@ def client_options(
     return options, arguments, not options.secure and proxy is None
 
 
+def _check_mapping(name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        msg = f"{name} must be a mapping, got {type(value).__name__}"
+        raise InvalidRequest(msg)
+
+
 def call_options(
     outputs: Wanted | None,
     parameters: Mapping[str, Any] | None,
@@ -84,6 +98,13 @@ def call_options(
     given = outputs or parameters or priority or request_id or headers
     if not given and timeout is None:
         return PLAIN
+    _check_mapping("parameters", parameters or {})
+    _check_mapping("headers", headers or {})
+    if isinstance(outputs, Mapping):
+        for name, said in outputs.items():
+            _check_mapping(f"the options of output {name!r}", said)
+    elif isinstance(outputs, str | bytes) or not isinstance(outputs, Collection | None):
+        raise InvalidRequest(f"outputs must be a list of names, got {outputs!r:.80}")
     return CallOptions(outputs, parameters, priority, request_id, timeout, headers)
 
 
@@ -117,6 +138,7 @@ def load_parameters(
     parameters: Mapping[str, Any] | None, config: Mapping[str, Any] | str | None
 ) -> dict[str, Any]:
     """Return the document of a load."""
+    _check_mapping("parameters", parameters or {})
     more = dict(parameters or {})
     if config is not None:
         more["config"] = config if isinstance(config, str) else dumps(config).decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from base64 import b64encode
 from collections.abc import Generator, Mapping
@@ -14,6 +15,8 @@ from popgate_client.errors import InvalidRequest
 from popgate_client.http1 import check_headers
 
 T = TypeVar("T")
+
+LIFETIME = 1e9  # seconds; a longer time is no limit
 
 _EXPECTED = "expected http://HOST:PORT, https://… or unix:PATH"
 
@@ -50,6 +53,21 @@ class Pause(NamedTuple):
 
 
 Steps: TypeAlias = Generator[RoundTrip | Pause, Any, T]
+
+
+def seconds(name: str, value: Any) -> float:
+    """Return a number of seconds, at most `LIFETIME`, which None means too. Raises
+    `InvalidRequest`.
+    """
+    try:
+        found = LIFETIME if value is None else min(float(value), LIFETIME)
+    except OverflowError:
+        return LIFETIME
+    except (TypeError, ValueError):
+        found = math.nan
+    if math.isnan(found):
+        raise InvalidRequest(f"the {name} must be a number, got {value!r:.80}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +83,8 @@ def classify(
 
 def strings(texts: str | Many[str]) -> list[str]:
     """Return a list of strings, also for a single one. Raises `InvalidRequest`."""
-    given = [texts] if isinstance(texts, str) else list(texts)
+    several = not isinstance(texts, str) and isinstance(texts, Iterable)
+    given = list(texts) if several else [texts]
     for number, text in enumerate(given):
         if not isinstance(text, str):
             msg = f"expected strings, got {type(text).__name__} at {number}"
