@@ -171,6 +171,16 @@ def test_parameters_of_any_encoding(encoding: Encoding) -> None:
                 encode(encoding, [one], parameters={"a": wrong})
 
 
+@pytest.mark.parametrize("encoding", list(Encoding)[:3])
+def test_parameters_that_are_no_finite_numbers(encoding: Encoding) -> None:
+    given = {"a": np.nan, "b": [np.float32(-np.inf)], "c": None, "d": "null"}
+    _, parts = encode(encoding, [tensor_of("x", [1])], parameters=given)
+    loads = msgpack.unpackb if encoding is Encoding.msgpack else json.loads
+    found = loads(bytes(parts[0]))["parameters"]
+    assert np.isnan(found["a"])
+    assert (found["b"], found["c"], found["d"]) == ([-np.inf], None, "null")
+
+
 def test_documents_that_cannot_be_written() -> None:
     with Client("http://127.0.0.1:1") as client:
         for call in (

@@ -147,15 +147,7 @@ def encode(
             msg = f"the request cannot be written as msgpack: {e}"
             raise InvalidRequest(msg) from None
     inputs = [_described(t) | {"data": t.values()} for t in tensors]
-    document = _document(inputs, outputs, more, request_id)
-    if all(t.array.dtype.kind != "f" or np.isfinite(t.array).all() for t in tensors):
-        return headers, [dumps(document)]
-    for item in inputs:  # the fast writer turns NaN into null
-        item["data"] = np.asarray(item["data"]).tolist()
-    try:
-        return headers, [json.dumps(document, default=_python).encode()]
-    except TypeError as e:
-        raise InvalidRequest(f"the request cannot be written as JSON: {e}") from None
+    return headers, [dumps(_document(inputs, outputs, more, request_id))]
 
 
 def _python(value: Any) -> Any:
@@ -278,9 +270,14 @@ def loads(data: memoryview | bytes) -> Any:
 
 
 def dumps(document: Any) -> bytes:
-    """Return a document as JSON. Raises `InvalidRequest`."""
+    """Return a document as JSON, also with NaN and infinities. Raises
+    `InvalidRequest`.
+    """
     try:
-        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+        data = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+        if b"null" in data:  # perhaps of a NaN or infinity
+            return json.dumps(document, default=_python).encode()
+        return data
     except TypeError as e:
         raise InvalidRequest(f"the request cannot be written as JSON: {e}") from None
 
