@@ -105,6 +105,8 @@ def test_brain_floats_are_rounded_as_everywhere() -> None:
         (b"a\0", "BYTES", [-1, 1], [[b"a\0"]]),
         (["a\0", "b"], "", None, [b"a\0", b"b"]),
         (np.array(["a\u1234"]), "", None, ["a\u1234".encode()]),
+        (np.array(["a\u1234"], "T"), "", None, ["a\u1234".encode()]),
+        (np.array([["a"]], "T"), "BYTES", [-1, 1], [[b"a"]]),
         ([[1, 2], [3, 4]], "", None, [[1, 2], [3, 4]]),
         (np.arange(4, dtype=">i2"), "", None, [0, 1, 2, 3]),
         (np.arange(4).reshape(2, 2).T, "INT64", [2, 2], [[0, 2], [1, 3]]),

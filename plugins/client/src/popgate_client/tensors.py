@@ -130,9 +130,10 @@ def _array(name: str, value: Any, datatype: str) -> Array:
 def _datatype_of(name: str, array: Array) -> str:
     if array.dtype.name == "bfloat16":
         return "BF16"
-    if array.dtype.kind in "OSU":
+    if array.dtype.kind in "OSTU":
         return "BYTES"
-    datatype = _DATATYPES.get(array.dtype.newbyteorder("<"))
+    is_plain = array.dtype.kind in "biuf"
+    datatype = _DATATYPES.get(array.dtype.newbyteorder("<")) if is_plain else None
     if datatype is None:
         msg = f"input {name}: the protocol has no datatype for {array.dtype}"
         raise InvalidRequest(msg)
