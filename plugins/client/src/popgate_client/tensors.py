@@ -34,6 +34,8 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 _DATATYPES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
 #: Datatypes with values that no float holds exactly.
 _EXACT = ("INT64", "UINT64")
+#: The least float32 that rounds to an infinite brain float.
+_BF16_INFINITY = float.fromhex("0x1.ffp127")
 _LENGTH = struct.Struct("<I")
 
 
@@ -176,7 +178,7 @@ def _cast(name: str, array: Array, datatype: str) -> Array:
         )
     if array.dtype.name == "bfloat16":
         array = array.astype(np.float32)
-    if array.dtype == wanted:
+    if array.dtype == wanted and datatype != "BF16":
         return array
     if array.size == 0:
         return array.astype(wanted)
@@ -186,7 +188,8 @@ def _cast(name: str, array: Array, datatype: str) -> Array:
         if wanted.kind == "f":
             array = with_gaps(array)
             if array.dtype.kind in "iuf":
-                return as_floats(array, wanted)
+                limit = _BF16_INFINITY if datatype == "BF16" else np.inf
+                return as_floats(array, wanted, limit)
     except OverflowError as e:
         raise InvalidRequest(f"input {name}: {e} for {datatype}") from None
     if array.dtype.kind not in "biuf":

@@ -160,13 +160,13 @@ def as_integers(array: Array, dtype: np.dtype[Any]) -> Array:
     return array.astype(dtype)
 
 
-def as_floats(array: Array, dtype: np.dtype[Any]) -> Array:
+def as_floats(array: Array, dtype: np.dtype[Any], infinity: float = np.inf) -> Array:
     """Return numbers as floats of another type. Raises OverflowError if a finite number
-    would become infinite.
+    would become infinite, as those from `infinity` on do.
     """
     with np.errstate(over="ignore"):
-        cast = array.astype(dtype)
-    infinite = np.isinf(cast)
+        cast = array.astype(dtype, copy=False)
+    infinite = np.abs(cast) >= infinity
     if infinite.any() and not np.isinf(array)[infinite].all():
         raise OverflowError("a finite number is too large")
     return cast
