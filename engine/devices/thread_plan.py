@@ -44,8 +44,8 @@ class ThreadPlan:
         if self.budget.cores < 2:  # devices and clients share it
             return 0
         text = os.environ.get("POPGATE_SPIN_US", "")
-        if text.isdigit():
-            return min(int(text), _LONGEST_SPIN_US)
+        if text.isdecimal():
+            return min(int(text[:9]), _LONGEST_SPIN_US)
         # The client needs a core too, even if none is reserved for it.
         needed = self.devices + max(1, self.reserved)
         return SPIN_US if self.budget.cores >= needed else 0

@@ -354,7 +354,7 @@ def _most(config: ModelRunnerConfig, most: int, mixed: bool) -> int:
 
 def _batch_size(metadata: Metadata, option: str) -> int:
     text = metadata.option(option) or "0"
-    if not text.isdigit() or int(text) > MAX_BATCH:
+    if not (text.isdecimal() and len(text) < 10 and int(text) <= MAX_BATCH):
         raise InvalidModel(f"batch size {text!r} of the file is no size")
     return int(text)
 

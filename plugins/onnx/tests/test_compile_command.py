@@ -168,6 +168,7 @@ def test_nothing_overwrites_another(popgate: Call, tmp_path: Path) -> None:
         (["a.onnx", "--timeout", "3e6"], 2, "--timeout"),
         (["a.onnx", "--batch", "some"], 2, "batch must be auto, off or a number"),
         (["a.onnx", "--batch", "0"], 2, "batch must be auto, off or a number"),
+        (["a.onnx", "--batch", "9" * 5000], 2, "batch must be auto, off or a number"),
         (["a.onnx", "--threads", "100000"], 2, "threads must be from 1 to 1024"),
         (["a.onnx", "--weights", "outside"], 2, "weights must be data or inside"),
         (["a.onnx", "--weights-from", "big"], 2, "'big' is not a size"),

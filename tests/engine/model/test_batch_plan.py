@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine import InvalidConfig, InvalidInput, ModelRunnerConfig, Tensor
-from engine.model.anchors import main_anchors
+from engine import InvalidConfig, InvalidInput, InvalidModel, ModelRunnerConfig, Tensor
+from engine.model.anchors import OPTION_MAX_BATCH, main_anchors
 from engine.model.batch_plan import BatchPlan, plan_batches
 from engine.model.interface import ModelInterface
 from engine.model.model_file import open_model
 from engine.transport.channel import MAX_SLOTS, ChannelLayout
-from popef_io import DataType
+from popef_io import DataType, Option
 from tests.engine import models
 from tests.engine.fused import write_fused
 
@@ -107,6 +108,15 @@ def test_units_of_requests(tmp_path: Path) -> None:
     given = {"index": tensor(1), "sum/a": tensor(12, 4), "scale/input": tensor(16, 4)}
     with pytest.raises(InvalidInput, match=r"'scale/input': \[16, 4\]"):
         plan.units(given)
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "²", "9" * 5000])
+def test_batch_sizes_of_files_that_are_none(tmp_path: Path, text: str) -> None:
+    model = open_model(models.affine(tmp_path / "m.popef"))
+    options = (Option(OPTION_MAX_BATCH, text), *model.metadata.engine_options)
+    wrong = replace(model, metadata=replace(model.metadata, engine_options=options))
+    with pytest.raises(InvalidModel, match="is no size"):
+        plan_batches(wrong, main_anchors(wrong), ModelRunnerConfig())
 
 
 def test_inputs_of_different_numbers_of_rows_are_named() -> None:

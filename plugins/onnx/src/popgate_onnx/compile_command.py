@@ -367,7 +367,7 @@ def _options(*, batch: str, weights_from: str, **values: Any) -> CompileOptions:
 
     try:
         return CompileOptions(
-            batch=int(batch) if batch.isdecimal() else batch,  # type: ignore[arg-type]
+            batch=int(batch) if batch.isdecimal() and len(batch) < 10 else batch,  # type: ignore[arg-type]
             weights_from=parse_size(weights_from),
             **values,
         )

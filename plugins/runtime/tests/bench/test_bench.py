@@ -123,6 +123,7 @@ def test_an_onnx_file_is_compiled_for_each_batch(popgate: Call) -> None:
             2,
             "999999999: expected whole numbers from 1 to 1048576, at most 32",
         ),
+        (("queues", "--batch", "9" * 5000), 2, "9: expected whole numbers"),
         (("queues", "--batch", "a"), 2, "--batch a: expected whole numbers"),
         (("queues", "--compile-batch", "8"), 2, "is for ONNX files"),
         (("queues", "--executable", "other"), 1, "no executable 'other'"),

@@ -191,6 +191,9 @@ def test_sequences(popgate: Call, served: ServedGateway, tmp_path: Path) -> None
     missing = popgate("infer", "sum", *at, "-i", "x=[2]", "--sequence-start")
     assert missing.code == 2
     assert "require --sequence-id" in missing.err
+    long = popgate("infer", "sum", *at, "-i", "x=[2]", "--sequence-id", "1" * 5000)
+    assert long.code == 1
+    assert "'sequence_id' must be" in long.err
 
     rows, target = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     rows.write_text("[1]\n[2]\n[3]\n")

@@ -215,7 +215,8 @@ def _compiled_batches(files: Sequence[Path], text: str | None) -> list[Any]:
 def _numbers(text: str, option: str) -> list[int]:
     parts = text.split(",")
     good = len(parts) <= MAX_VALUES and all(
-        part.strip().isdecimal() and 1 <= int(part) <= MAX_NUMBER for part in parts
+        part.strip().isdecimal() and len(part) < 10 and 1 <= int(part) <= MAX_NUMBER
+        for part in parts
     )
     if not good:
         msg = (

@@ -86,7 +86,7 @@ class RequestOptions(OptionGroup):
     def identifier(self) -> int | str:
         """Return the sequence's id; 1 if there is none."""
         text = self.sequence_id or "1"
-        return int(text) if text.isdecimal() else text
+        return int(text) if text.isdecimal() and len(text) < 20 else text
 
 
 def sequence_parameters(
