@@ -307,6 +307,9 @@ def _jobs(
             "first"
         )
         raise CommandError(msg, EXIT_USAGE)
+    if output is not None and output.exists() and not output.is_file():
+        msg = f"{output} is not a regular file; name another with --output"
+        raise CommandError(msg, EXIT_USAGE)
     if fuse is None:
         return [
             _ModelJob(source, target, _compiler(source, compilations))
