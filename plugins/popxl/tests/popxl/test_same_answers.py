@@ -139,6 +139,27 @@ def test_a_program_that_the_runtime_refuses_is_an_error_of_popart() -> None:
         session.run()
 
 
+def test_operators_refuse_what_they_cannot_compute() -> None:
+    with popxl.Ir().main_graph:
+        x = popxl.variable(np.ones((4, 2), np.float32))
+        mask, at = ops.greater(x, x), popxl.variable([0, 1])
+        calls: list[tuple[Callable[[], Any], str]] = [
+            (lambda: ops.subsample(x, [-1]), "a stride must be 1 or more, not -1"),
+            (lambda: ops.subsample(x, 0), "a stride must be 1 or more, not 0"),
+            (lambda: ops.split(x, 2, axis=7), "axis 7 is out of range"),
+            (lambda: ops.split(x, 2, axis=-3), "axis -3 is out of range"),
+            (lambda: mask + mask, "arithmetic takes numbers, not bool"),
+            (lambda: mask * mask, "arithmetic takes numbers, not bool"),
+            (
+                lambda: ops.onehot(at, popxl.constant(-3), ops.cast(at, F32), 1),
+                "no negative number of classes: -3",
+            ),
+        ]
+        for call, said in calls:
+            with pytest.raises(popart.popart_exception, match=said):
+                call()
+
+
 def test_the_classes_of_onehot_are_a_constant() -> None:
     with popxl.Ir().main_graph:
         at, values = popxl.variable([0, 1]), popxl.variable([0.0, 1.0])

@@ -18,6 +18,8 @@ _Partial = Callable[[Grad], Value]
 
 def _infer(call: OpCall) -> list[Spec]:
     left, right = call.inputs
+    if BOOL in (left.dtype, right.dtype):
+        raise IrError("arithmetic takes numbers, not bool; cast it first")
     meta = left.meta_shape or right.meta_shape
     return [Spec(left.dtype, broadcast(left, right), meta)]
 

@@ -163,6 +163,8 @@ register(
 def _infer_onehot(call: OpCall) -> list[Spec]:
     indices, values = call.inputs
     axis = axis_of(call["axis"], len(indices.shape) + 1)
+    if call["classes"] < 0:
+        raise IrError(f"onehot takes no negative number of classes: {call['classes']}")
     shape = list(indices.shape)
     shape.insert(axis, call["classes"])
     return [Spec(values.dtype, tuple(shape))]

@@ -114,8 +114,8 @@ def _infer_slice(call: OpCall) -> list[Spec]:
     for axis, _, _, step in call["slices"]:
         if step not in (None, 1, -1) and not call["any_step"]:
             raise IrError(f"a slice takes steps of 1 and -1, not {step}; see subsample")
-        if step == 0:
-            raise IrError("a step must not be 0")
+        if call["any_step"] and step < 1:
+            raise IrError(f"a stride must be 1 or more, not {step}")
         axis_of(axis, len(spec.shape))
     return [Spec(spec.dtype, tuple(len(kept) for kept in _ranges(call)))]
 

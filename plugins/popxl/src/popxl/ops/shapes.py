@@ -173,7 +173,8 @@ def split(t: Tensor, splits: int | list[int], axis: int = 0) -> list[Tensor]:
     """Cut into that many equal parts, or parts of those sizes."""
     check_inputs(t=t)
     if isinstance(splits, int | np.integer):
-        size = t.shape[axis]
+        # The operator refuses an axis beyond the rank.
+        size = t.shape[axis] if -t.rank <= axis < t.rank else splits
         if splits < 1 or size % splits:
             raise ValueError(
                 f"axis {axis} of length {size} cannot be split into {splits} equal "
