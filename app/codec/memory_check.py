@@ -15,8 +15,8 @@ import mmap
 import threading
 from collections.abc import Callable, Iterator
 
-#: Most bytes that are copied on the event loop: less than a millisecond.
-COPIED_AT_ONCE = 1 << 20
+#: Most bytes of shared memory that the event loop copies: less than a millisecond.
+SHARED_AT_ONCE = 1 << 20
 #: For at most this many bytes no memory is reserved.
 _SMALL = 1 << 20
 # Without MAP_NORESERVE the kernel compares with the memory of the machine instead of
@@ -56,12 +56,12 @@ class TakesLong(Exception):
 def reserve_copy(size: int, total: int) -> None:
     """Report `size` bytes that are about to be copied, `total` with earlier ones.
 
-    Raises `TakesLong` on the event loop, if they are more than `COPIED_AT_ONCE`.
+    Raises `TakesLong` on the event loop, if they are more than `SHARED_AT_ONCE`.
     """
     take = getattr(_local, "take", None)
     if take is not None:
         take(size)
-    elif total > COPIED_AT_ONCE:
+    elif total > SHARED_AT_ONCE:
         raise TakesLong
 
 

@@ -14,7 +14,7 @@ from app.codec.inputs import Input
 from app.codec.json_lists import LARGE, is_long, parse_large, parse_with_lists
 from app.codec.json_text import check_json_size, may_hold_booleans, parse_json
 from app.codec.media import KNOWN_WAYS, encoding_of, reply_to, way_of
-from app.codec.memory_check import COPIED_AT_ONCE
+from app.codec.memory_check import SHARED_AT_ONCE
 from app.codec.messages import (
     Body,
     Encoding,
@@ -184,7 +184,7 @@ class ModelCodec:
         for name in request.outputs or tuple(self._outputs):
             is_binary = is_npy or by_name.get(name, request.binary)
             is_plain = is_binary and (is_json or self._outputs[name].kind != "s")
-            takes_long = size > COPIED_AT_ONCE if name in held else not is_plain
+            takes_long = size > SHARED_AT_ONCE if name in held else not is_plain
             if takes_long:
                 return True
         return False

@@ -19,7 +19,7 @@ import onnx
 import pytest
 
 from app.codec import ModelCodec
-from app.codec.memory_check import COPIED_AT_ONCE, TakesLong, reserving
+from app.codec.memory_check import SHARED_AT_ONCE, TakesLong, reserving
 from app.codec.messages import Body
 from app.errors import InvalidRequest, UnknownRegion
 from app.limits import DEFAULT_LIMITS
@@ -375,9 +375,9 @@ def test_large_tensors_are_read_and_written_beside_the_event_loop(
 
 
 def test_a_document_with_a_large_place_is_read_in_a_thread(folder: Path) -> None:
-    (folder / "large").write_bytes(bytes(COPIED_AT_ONCE + 1))
-    big: Any = RegionTable(max_bytes=2 * COPIED_AT_ONCE, folder=folder)
-    big.register(region("big", "large", size=COPIED_AT_ONCE + 1))
+    (folder / "large").write_bytes(bytes(SHARED_AT_ONCE + 1))
+    big: Any = RegionTable(max_bytes=2 * SHARED_AT_ONCE, folder=folder)
+    big.register(region("big", "large", size=SHARED_AT_ONCE + 1))
     spec = ModelSpec("m", "1", (TensorSpec.make("x", "UINT8", (-1,)),), ())
     codec = ModelCodec(spec, DEFAULT_LIMITS, big)
 
@@ -390,11 +390,11 @@ def test_a_document_with_a_large_place_is_read_in_a_thread(folder: Path) -> None
         found = codec.decode(b"application/json", None, None, document(size))
         return found.inputs["x"].nbytes
 
-    assert decode(COPIED_AT_ONCE) == COPIED_AT_ONCE
+    assert decode(SHARED_AT_ONCE) == SHARED_AT_ONCE
     with pytest.raises(TakesLong):
-        decode(COPIED_AT_ONCE + 1)
+        decode(SHARED_AT_ONCE + 1)
     taken: list[int] = []
     with reserving(taken.append):
-        assert decode(COPIED_AT_ONCE + 1) == COPIED_AT_ONCE + 1
-    assert sum(taken) >= COPIED_AT_ONCE + 1
+        assert decode(SHARED_AT_ONCE + 1) == SHARED_AT_ONCE + 1
+    assert sum(taken) >= SHARED_AT_ONCE + 1
     big.unregister()
