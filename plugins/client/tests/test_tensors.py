@@ -5,6 +5,7 @@ Covers: plugins/client/src/popgate_client/encodings.py.
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
@@ -92,6 +93,9 @@ def test_brain_floats_are_rounded_as_everywhere() -> None:
     tensor = tensor_of("x", own)
     assert tensor.datatype == "BF16"
     np.testing.assert_array_equal(np.asarray(tensor.raw()), own.view(np.uint16))
+    single = tensor_of("x", 1.5, "BF16", [])
+    _, (file,) = encode(Encoding.npy, [single])
+    assert np.load(io.BytesIO(bytes(file))).shape == ()
 
 
 @pytest.mark.parametrize(

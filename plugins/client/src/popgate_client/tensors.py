@@ -262,7 +262,7 @@ def to_bf16(array: Array) -> Array:
     """Return the upper halves of the float32 values, rounded to nearest, ties
     to even.
     """
-    bits = np.ascontiguousarray(array, dtype="<f4").view("<u4")
+    bits = np.asarray(array, dtype="<f4", order="C").view("<u4")
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     halves: Array = np.where(np.isnan(array), (bits >> 16) | 0x40, rounded)
     return halves.astype("<u2")
