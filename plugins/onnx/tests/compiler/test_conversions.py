@@ -77,6 +77,23 @@ def reference(model: onnx.ModelProto, rows: Any) -> Any:
     return session.run(["probability"], {"x": rows})[0]
 
 
+@pytest.mark.parametrize("scores", [TensorProto.DOUBLE, FLOAT])
+def test_a_zip_map_that_is_declared_to_give_doubles_is_served(
+    tmp_path: Path, scores: int
+) -> None:
+    """As skl2onnx exports models of FP64. ONNX Runtime itself refuses them, and some
+    calculate in FP32."""
+    model, target = classifier("int64s"), tmp_path / "m.popef"
+    maps = model.graph.output[1].type.sequence_type.elem_type.map_type
+    maps.value_type.tensor_type.elem_type = TensorProto.DOUBLE
+    model.graph.node.insert(2, node("Cast", ["p"], ["d"], to=scores))
+    model.graph.node[-1].input[0] = "d"
+    report = compile_model(model, target)
+    assert [str(t) for t in report.outputs][1] == "probability: F64[?, 3]"
+    found = Compiled(target).run(x=np.ones((2, 4), np.float32))["probability"]
+    assert found.sum(axis=1).round(6).tolist() == [1.0, 1.0]
+
+
 def test_fused_models_keep_their_labels_apart(tmp_path: Path) -> None:
     target = tmp_path / "m.popef"
     compile_fused([(kind, classifier(kind)) for kind in LABELS], target)

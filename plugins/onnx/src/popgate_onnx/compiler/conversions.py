@@ -28,6 +28,8 @@ def convert(model: Any) -> Labels:
 
 
 def _drop_zip_maps(model: Any) -> Labels:
+    import onnx
+
     graph = model.graph
     outputs = {value.name: value for value in graph.output}
     read = {name for node in all_nodes(graph) for name in node.input}
@@ -39,9 +41,10 @@ def _drop_zip_maps(model: Any) -> Labels:
         if name not in outputs or name in read:
             continue  # something else reads the maps
         labels[name] = classes = _classes(node)
-        node.op_type, node.domain = "Identity", ""
+        node.op_type, node.domain = "Cast", ""
         del node.attribute[:]
-        _set_rows(outputs[name], len(classes))
+        number = _set_rows(outputs[name], len(classes))
+        node.attribute.add(name="to", type=onnx.AttributeProto.INT, i=number)
     if labels and not any(opset.domain == "" for opset in model.opset_import):
         model.opset_import.add(domain="", version=_OPSET)
     return labels
@@ -56,17 +59,22 @@ def _classes(node: Any) -> tuple[str, ...]:
     return ()
 
 
-def _set_rows(value: Any, classes: int) -> None:
-    """Make an output a tensor of rows, with a number for each class."""
+def _set_rows(value: Any, classes: int) -> int:
+    """Make an output of maps a tensor of rows, with a number for each class. Return the
+    type of the numbers: converters declare doubles too, which ZipMap does not take.
+    """
     import onnx
 
+    maps = value.type.sequence_type.elem_type.map_type
+    number: int = maps.value_type.tensor_type.elem_type or onnx.TensorProto.FLOAT
     tensor = value.type.tensor_type
-    tensor.elem_type = onnx.TensorProto.FLOAT  # the one type that ZipMap takes
+    tensor.elem_type = number
     tensor.shape.dim.add()
     if classes:
         tensor.shape.dim.add().dim_value = classes
     else:
         tensor.shape.dim.add()
+    return number
 
 
 def _use_portable_locales(model: Any) -> None:
