@@ -315,6 +315,8 @@ _RUNNING = re.compile(
 #: (StringNormalizer) need.
 _NO_LOCALE = "Failed to construct locale"
 _MAKE_LOCALE = "localedef -i en_US -f UTF-8 en_US.UTF-8"
+#: The error if the device cannot compute with the types of a node, often BF16.
+_NO_KERNEL = "Could not find an implementation"
 #: Classes of run errors that no input causes, such as a failed provider or device, or a
 #: missing kernel. Some versions of ONNX Runtime do not have all of them.
 _NOT_BY_INPUT = tuple(
@@ -349,6 +351,8 @@ def load_error(error: BaseException) -> EngineError:
     words = _words(error)
     if _NO_LOCALE in words:
         words += "; on Debian, run apt-get install locales, then " + _MAKE_LOCALE
+    if _NO_KERNEL in words:
+        words += "; the device cannot compute it in these types: export others, as FP32"
     if _is_out_of_memory(error):
         return OutOfMemory(f"not enough memory to load the model: {words}")
     return InvalidModel(f"cannot load the model: {words}")

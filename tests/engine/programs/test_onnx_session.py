@@ -194,6 +194,17 @@ def test_codes_and_source_paths_are_left_out() -> None:
     )
 
 
+def test_types_that_a_device_cannot_compute_have_a_remedy() -> None:
+    kind = TensorProto.BFLOAT16
+    ports = [value(name, kind, [2, 2]) for name in "xy"]
+    gemm = helper.make_node("Gemm", ["x", "x"], ["y"])
+    graph = helper.make_graph([gemm], "g", ports[:1], ports[1:])
+    imports = [helper.make_opsetid("", 20)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    with pytest.raises(InvalidModel, match=r"Gemm.*export others, as FP32"):
+        OnnxSession(model.SerializeToString())
+
+
 def test_errors_of_ours_stay_what_they_are() -> None:
     bug = EngineBug("x")
     assert run_error(bug, None) is bug

@@ -209,6 +209,36 @@ ROWWISE: dict[str, Callable[[], Any]] = {
         [value("x", STRING, ["N"])],
         [value("y", FLOAT, ["N"])],
     ),
+    "words of texts": lambda: onnx_model(
+        [
+            node("StringNormalizer", ["x"], ["n"], case_change_action="LOWER"),
+            node(
+                "Tokenizer",
+                ["n"],
+                ["words"],
+                domain="com.microsoft",
+                mark=0,
+                mincharnum=1,
+                pad_value="#",
+                tokenexp="[a-z]+",
+            ),
+            node(
+                "TfIdfVectorizer",
+                ["words"],
+                ["y"],
+                max_gram_length=1,
+                max_skip_count=0,
+                min_gram_length=1,
+                mode="TF",
+                ngram_counts=[0],
+                ngram_indexes=[0, 1, 2],
+                pool_strings=["good", "bad", "thing"],
+            ),
+        ],
+        [value("x", STRING, ["N"])],
+        [value("y", FLOAT, ["N", 3])],
+        domains={"com.microsoft": 1},
+    ),
     "a function": lambda: with_function("Neg"),
     "results renamed by the exporter": lambda: onnx_model(
         [node("Relu", ["x"], ["y"])],
@@ -552,7 +582,7 @@ COUPLED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: onnx_model(
             [node("Mul", ["x", "zero"], ["y"])], [X], [Y], {"zero": np.float32(0)}
         ),
-        "the same result, which shows nothing",
+        "which shows nothing; if rows do not depend on each other, set batching = true",
     ),
     "not to be run on anything": (
         lambda: onnx_model(
@@ -599,7 +629,7 @@ COUPLED: dict[str, tuple[Callable[[], Any], str]] = {
             [value("y", FLOAT, ["K", 8])],
             {"axis": AXIS0},
         ),
-        "output 'y' is fixed at 1; export the model with a free first dimension",
+        "output 'y' is fixed at 1; export the model with its rows first in every",
     ),
     "twice the rows out": (
         lambda: onnx_model(

@@ -104,7 +104,7 @@ def _remedy(interface: Interface) -> str:
     """
     shapes = {t.name: t.shape for t in interface.inputs if t.shape}
     if not any(isinstance(shape[0], int) for shape in shapes.values()):
-        return "; export the model with a free first dimension (dynamic_shapes)"
+        return "; export the model with its rows first in every output"
     options = []
     for name, shape in shapes.items():
         rest = ("-1" if dim is None else str(dim) for dim in shape[1:])

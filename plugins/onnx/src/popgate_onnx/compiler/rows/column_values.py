@@ -22,11 +22,12 @@ _AROUND = (0.0, -2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
 """Deviations to try around the mean that a scaler subtracts."""
 _PASSED_ON = frozenset(
     {"Cast", "Flatten", "Identity", "Imputer", "Reshape", "Squeeze", "Unsqueeze"}
+    | {"StringNormalizer", "Tokenizer"}
 )
 _MOST_STEPS = 64
 _MOST_TOLD = 10_000
 """The most values of one node that are examined, because a forest has a million."""
-_WORDS = ("cats_strings", "keys_strings")
+_WORDS = ("cats_strings", "keys_strings", "pool_strings")
 _NUMBERS = ("cats_int64s", "keys_int64s", "keys_floats")
 
 
@@ -49,7 +50,7 @@ def column_values(model: Any) -> dict[Column, Values]:
 
 def _told(node: Any) -> Iterator[tuple[int, float | str]]:
     """Yield the values that `node` knows for the columns of its input."""
-    if node.domain != "ai.onnx.ml":
+    if node.domain != "ai.onnx.ml" and node.op_type != "TfIdfVectorizer":
         return
     given = {a.name: a for a in node.attribute}
     for name in _WORDS:

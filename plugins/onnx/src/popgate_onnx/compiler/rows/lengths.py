@@ -25,6 +25,7 @@ from popgate_onnx.compiler.options import COULD_NOT_RUN, BatchDecision, CompileO
 from popgate_onnx.compiler.package import PackagePart
 from popgate_onnx.compiler.rows.row_check import (
     NOTHING_SHOWN,
+    SAME_RESULTS,
     TIGHT,
     WIDE,
     Dependent,
@@ -228,8 +229,7 @@ class _LengthCheck:
     def _judge(self) -> None:
         if self._agrees:
             return
-        same = f"all synthetic rows give the same result, {NOTHING_SHOWN}"
-        raise Dependent(self._differs or same)
+        raise Dependent(self._differs or f"{SAME_RESULTS}, {NOTHING_SHOWN}")
 
 
 def _with_length(shape: tuple[Dimension, ...], length: int) -> tuple[Dimension, ...]:

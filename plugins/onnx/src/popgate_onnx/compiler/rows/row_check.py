@@ -76,6 +76,8 @@ TIGHT = {
 
 #: Part of the message of `Dependent` if all rows have the same result.
 NOTHING_SHOWN = "which shows nothing"
+SAME_RESULTS = "all synthetic rows give the same result"
+_REMEDY = "; if rows do not depend on each other, set batching = true in config.toml"
 
 
 class Dependent(Exception):
@@ -149,11 +151,9 @@ class RowCheck:
         if not self._agrees and not self._furthest and not self._size:
             self._arrangement(first, _MANY_ROWS)
         if not self._responds:
-            raise Dependent(f"all synthetic rows give the same result, {NOTHING_SHOWN}")
+            raise Dependent(f"{SAME_RESULTS}, {NOTHING_SHOWN}{_REMEDY}")
         if not self._agrees and not self._furthest:
-            raise Dependent(
-                f"all synthetic rows give the same result in one batch, {NOTHING_SHOWN}"
-            )
+            raise Dependent(f"{SAME_RESULTS} in one batch, {NOTHING_SHOWN}{_REMEDY}")
         if not self._agrees:
             raise Dependent(f"{self._furthest} (slightly)")
 
