@@ -298,6 +298,9 @@ class Input:
             return self._from_blocks(
                 value.blocks(), shape, is_base64=False, null_is_nan=null_is_nan
             )
+        if type(value) is dict:
+            msg = f"input '{self.name}' is an object; expected nested lists"
+            raise InvalidTensor(f"{msg} (Array.from(x) of a typed array in JavaScript)")
         shape, flat = discover(self.name, value, self.shape, self._limits)
         return self.from_values(
             flat,

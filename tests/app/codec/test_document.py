@@ -232,6 +232,8 @@ def test_not_an_object(document: Any) -> None:
             "'classification' of output 'y' must be a number of classes, got -1",
         ),
         (of_inputs(entry(), outputs=["y"] * 2000), "at most 1024"),
+        # JSON.stringify writes typed arrays so.
+        ({"inputs": {"x": {"0": 1.5, "1": 2}}}, "input 'x' is an object; expected n"),
     ],
 )
 def test_refusals(document: Any, words: str) -> None:
