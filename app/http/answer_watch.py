@@ -27,6 +27,10 @@ _MOST_PATHS = 1024
 _LONGEST_PATH = 300
 
 
+#: The text for a browser whose page may not make a request (`origins.for_origins`).
+_NOT_ALLOWED = b"Disallowed CORS"
+
+
 def route_of(url: str, method: str) -> str:
     """Return the route of a request, given its path with or without a query."""
     if not url.startswith("/"):
@@ -51,7 +55,8 @@ def read_error(text: bytes) -> tuple[str, str]:
         body = orjson.loads(text)
         return str(body["code"]), str(body["error"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        return "", ""
+        is_cors = text.startswith(_NOT_ALLOWED)
+        return "", f"{text.decode()} (--allow-origin)" if is_cors else ""
 
 
 class AnswerWatch:

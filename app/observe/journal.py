@@ -412,7 +412,8 @@ class Journal:
             fields["batch_size"] = failed.batch_rows
         fields |= {f"{name}_ms": ms for name, ms in failed.phases().items()}
         fields |= {"code": failed.code, "error": shortened(failed.why)}
-        fields["help"] = help_address(failed.code)
+        if failed.code:
+            fields["help"] = help_address(failed.code)
         self._log(failed.asked, failed.status, failed.seconds, fields)
 
     def log_without_model(self, asked: Asked, status: int, seconds: float) -> None:

@@ -60,6 +60,15 @@ def test_pages_of_others_may_not(
     assert "access-control-allow-origin" not in answer.headers
 
 
+def test_the_log_says_which_option_a_page_lacks(open_to_pages: ServedGateway) -> None:
+    wanted = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    refused = open_to_pages.client.options(INFER, headers=wanted)
+    assert refused.status_code == 400
+    line = open_to_pages.wait_line(refused.headers["x-request-id"])
+    assert "error='Disallowed CORS origin (--allow-origin)'" in line
+    assert "help=" not in line  # there is no code whose address it could be
+
+
 def test_all_origins(tmp_path: Path) -> None:
     models.affine(tmp_path / "affine.popef")
     with ServedGateway(tmp_path, "--allow-origin", ANY) as served:
