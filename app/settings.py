@@ -497,7 +497,7 @@ class Settings(BaseSettings):
     others.
     """
     openai_root: bool = False
-    """Also answer OpenAI clients at /v1, in addition to /openai/v1."""
+    """Also answer POST requests of OpenAI clients at /v1, in addition to /openai/v1."""
     tei: Annotated[str, Shown("MODEL")] = ""
     """The text model that answers at /embed, /rerank and the other routes of
     text-embeddings-inference, whose requests name no model.

@@ -134,7 +134,9 @@ def test_the_list_has_text_models_only(served: ServedGateway) -> None:
     found = served.client.get("/openai/v1/models").json()
     assert [one["id"] for one in found["data"]] == ["classes", "rank", "unit"]
     assert served.client.get("/openai/v1/models/unit").json()["object"] == "model"
-    assert served.client.get("/openai/v1/models/plain").status_code == 404
+    unknown = served.client.get("/openai/v1/models/plain")
+    assert unknown.status_code == 404
+    assert unknown.json()["error"]["code"] == "model_not_found"  # clients print it
 
 
 def test_documents_are_ranked_in_each_form(served: ServedGateway) -> None:
