@@ -112,7 +112,7 @@ def model_details(
 def _batching_reason(loaded: LoadedModel) -> str:
     """Return why rows of different requests may or may not be mixed."""
     if loaded.config.batching is not None:
-        return "the model's config.toml sets it"
+        return "the model's configuration sets it"
     if isinstance(loaded.runner, ModelRunner):
         metadata = loaded.runner.model.metadata
         reason = metadata.option("popgate.batching_reason", "") or ""

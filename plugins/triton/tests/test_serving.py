@@ -153,6 +153,8 @@ def test_the_stock_client_gets_what_it_got_before(served: ServedGateway) -> None
         metadata = triton.get_model_metadata("simple")
         assert metadata["versions"] == ["3"]
         assert metadata["inputs"][0]["shape"] == [-1, 16]
+        described = served.client.get("/v1/models/simple").json()  # no config.toml
+        assert described["batching_reason"] == "the model's configuration sets it"
         config = triton.get_model_config("simple")
         assert config["max_batch_size"] == 8
         assert config["input"][0]["dims"] == [16]
