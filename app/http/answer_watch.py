@@ -28,7 +28,7 @@ _LONGEST_PATH = 300
 
 
 #: The text for a browser whose page may not make a request (`origins.for_origins`).
-_NOT_ALLOWED = b"Disallowed CORS"
+_NOT_ALLOWED = b"Disallowed CORS "
 
 
 def route_of(url: str, method: str) -> str:
@@ -55,8 +55,8 @@ def read_error(text: bytes) -> tuple[str, str]:
         body = orjson.loads(text)
         return str(body["code"]), str(body["error"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        is_cors = text.startswith(_NOT_ALLOWED)
-        return "", f"{text.decode()} (--allow-origin)" if is_cors else ""
+        why = text.decode() if text.startswith(_NOT_ALLOWED) else ""
+        return "", why.replace("origin", "origin (--allow-origin)")
 
 
 class AnswerWatch:

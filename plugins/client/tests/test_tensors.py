@@ -137,7 +137,11 @@ def test_values(value: Any, datatype: str, shape: Any, want: Any) -> None:
         ([65520, -float("inf")], "FP16", "a finite number is too large for FP16"),
         ([1j], "", "the protocol has no datatype for complex128"),
         ([-3.4e38], "BF16", "a finite number is too large for BF16"),
-        (np.float32([3.4e38]), "BF16", "a finite number is too large for BF16"),
+        (
+            np.array([3.4e38], np.float32),
+            "BF16",
+            "a finite number is too large for BF16",
+        ),
         ([1], "FP8", "unknown datatype FP8"),
         (["a", None], "BYTES", 'input x: None is not a string; send "" for a gap'),
         ([["a", float("nan")]], "BYTES", "input x: nan is not a string"),

@@ -67,6 +67,10 @@ def test_the_log_says_which_option_a_page_lacks(open_to_pages: ServedGateway) ->
     line = open_to_pages.wait_line(refused.headers["x-request-id"])
     assert "error='Disallowed CORS origin (--allow-origin)'" in line
     assert "help=" not in line  # there is no code whose address it could be
+    wanted = {"origin": SHOP, "access-control-request-method": "DELETE"}
+    refused = open_to_pages.client.options(INFER, headers=wanted)
+    line = open_to_pages.wait_line(refused.headers["x-request-id"])
+    assert "error='Disallowed CORS method'" in line
 
 
 def test_all_origins(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def classify(
 def strings(texts: str | Many[str]) -> list[str]:
     """Return a list of strings, also for a single one. Raises `InvalidRequest`."""
     several = not isinstance(texts, str) and isinstance(texts, Iterable)
-    given = list(texts) if several else [texts]
+    given: list[Any] = list(texts) if several else [texts]
     for number, text in enumerate(given):
         if not isinstance(text, str):
             msg = f"expected strings, got {type(text).__name__} at {number}"
