@@ -63,12 +63,12 @@ class LogWriter(logging.Handler):
             self.all_dropped += 1
             return
         record.msg, record.args = message, None
-        if self._thread is None:  # started late: most programs log nothing
-            self._thread = threading.Thread(
-                target=self._run, name="popgate-log", daemon=True
-            )
-            self._thread.start()
         self._records.put(record)
+        if self._thread is None:  # started late: most programs log nothing
+            thread = threading.Thread(target=self._run, name="popgate-log", daemon=True)
+            with contextlib.suppress(RuntimeError):  # none is left; the next line tries
+                thread.start()
+                self._thread = thread
         if record.levelno >= logging.ERROR and self._at_once.empty():
             self._at_once.put(None)
 

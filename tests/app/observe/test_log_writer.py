@@ -217,3 +217,20 @@ def test_a_gateway_whose_log_is_not_read_answers_and_ends(tmp_path: Path) -> Non
         process.kill()
         process.wait()
         os.close(read)
+
+
+def test_a_line_waits_until_a_thread_can_start(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    writer = made(stream)
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        writer.handle(record("early"))
+    writer.handle(record("late"))
+    assert writer.is_written()
+    assert stream.getvalue().splitlines() == ["early", "late"]
