@@ -37,6 +37,7 @@ from app.http.application import Application
 from app.http.connection.clocks import Patience
 from app.http.connection.dispatch import Dispatch
 from app.http.connection.protocol import GatewayProtocol, Listener
+from app.http.connection.response_framing import CLOSE_HEADER
 from app.http.connection_limit import MOST_EXTRA, ConnectionLimit
 from app.http.floods import WAITING, Acceptor, Floods
 from app.http.open_connections import OpenConnections
@@ -60,8 +61,6 @@ LOOK_TICKS = 10  # of 0.1 s, between checks for inactive connections
 # The share of the descriptors for waiting connections, and for connections beyond the
 # limit.
 _SHARE = 16
-
-_CLOSE_HEADER = (b"connection", b"close")
 
 
 class GatewayServer(uvicorn.Server):
@@ -302,8 +301,8 @@ class GatewayServer(uvicorn.Server):
             if isinstance(connection, GatewayProtocol):
                 connection.finish()
         headers = self.server_state.default_headers
-        if _CLOSE_HEADER not in headers:
-            self.server_state.default_headers = [*headers, _CLOSE_HEADER]
+        if CLOSE_HEADER not in headers:
+            self.server_state.default_headers = [*headers, CLOSE_HEADER]
 
     async def _close_listeners(self, sockets: list[socket.socket]) -> None:
         for listener in sockets:

@@ -12,7 +12,7 @@ from app.errors import ErrorResponse, error_body
 from app.http.asgi import WHOLE, ASGIApp, Message, Scope, send_error
 from app.http.connection.flow import Flow
 from app.http.connection.framing import Head
-from app.http.connection.response_framing import ResponseFramer
+from app.http.connection.response_framing import CLOSE_HEADER, ResponseFramer
 from engine import Buffer
 
 #: The server stops reading if the application has not taken this many bytes.
@@ -106,8 +106,7 @@ class AsgiCycle:
         if self.response_started:
             self._connection.transport.close()
         else:
-            close = ((b"connection", b"close"),)
-            await send_error(self.send, ErrorResponse(500, _FAILED, close))
+            await send_error(self.send, ErrorResponse(500, _FAILED, (CLOSE_HEADER,)))
 
     async def send(self, message: Message) -> None:
         connection = self._connection

@@ -12,7 +12,7 @@ from app.codec.chunks import JOIN_BELOW
 from app.codec.messages import Header, Refusal, Response
 from app.errors import error_body
 from app.http.connection.ends import Ends
-from app.http.connection.response_framing import STATUS_LINE
+from app.http.connection.response_framing import CLOSE_HEADER, STATUS_LINE
 from app.observe.answers import GONE
 from app.serving.call import Call
 from app.serving.service import Service
@@ -117,12 +117,13 @@ class Exchange(Call):
                 transport.write(_NO_ANSWER)
                 transport.close()
                 return
+            says_close = not self.keep_alive and CLOSE_HEADER not in headers
             try:
                 pieces: list[Buffer] = [
                     STATUS_LINE[response.status],
                     common.lines,
                     response.lines,
-                    b"" if self.keep_alive else b"connection: close\r\n",
+                    b"connection: close\r\n" if says_close else b"",
                     b"x-request-id: ",
                     self.request_id,
                     b"\r\n\r\n",

@@ -22,6 +22,8 @@ def _status_line(status: int) -> bytes:
 
 
 STATUS_LINE: Final = {status: _status_line(status) for status in range(100, 600)}
+#: Says that an answer is the last one of its connection.
+CLOSE_HEADER: Final = (b"connection", b"close")
 
 _not_in_name: Final = re.compile(rb'[\x00-\x20\x7f()<>@,;:\[\]={}\\"]').search
 _not_in_value: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search

@@ -13,6 +13,7 @@ from uvicorn.server import ServerState
 
 from app.http.connection.ends import Ends
 from app.http.connection.exchange import CommonHead, Exchange
+from app.http.connection.response_framing import CLOSE_HEADER
 from app.serving.service import Service
 from app.serving.transfer_memory import Share
 from engine import Buffer, DeviceLost
@@ -119,6 +120,20 @@ def test_an_answer_that_cannot_be_encoded_is_an_error_of_ours() -> None:
         assert exchange.response_complete
         exchange.done(submitted)  # the second time, nobody listens
         assert connection.completed == 1
+
+    asyncio.run(check())
+
+
+def test_the_last_answer_says_so_once() -> None:
+    async def check() -> None:
+        for headers in ([], [CLOSE_HEADER]):  # while the server runs, when it ends
+            connection, exchange, submitted = begun()
+            connection.server_state.default_headers = headers
+            exchange.keep_alive = False
+            submitted.done, submitted.outputs = True, {}
+            exchange.done(submitted)
+            assert connection.wire.written.count(b"connection: close\r\n") == 1
+            assert connection.wire.state == "closed"
 
     asyncio.run(check())
 
