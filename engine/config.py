@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
 from typing import Any, Protocol, TypeAlias
@@ -85,10 +84,11 @@ def _take_plain(config: DeviceWaitConfig | ModelRunnerConfig, label: str = "") -
         if kind not in _TYPES or (absent and value is None):
             continue
         convert, words = _TYPES[kind]
-        plain = None
-        if not isinstance(value, str):  # even "no" would be true
-            with suppress(TypeError, ValueError, OverflowError):
-                plain = convert(value)
+        try:
+            # Even "no" would be true.
+            plain = None if isinstance(value, str) else convert(value)
+        except (TypeError, ValueError, OverflowError):
+            plain = None
         if plain is None:
             msg = f"{label}{option.name} must be {words}, got {value!r:.80}"
             raise InvalidConfig(msg)

@@ -166,6 +166,7 @@ def test_nothing_overwrites_another(popgate: Call, tmp_path: Path) -> None:
         ),
         (["a.onnx", "--timeout", "inf"], 2, "--timeout"),
         (["a.onnx", "-o", "/dev/null"], 2, "/dev/null is not a regular file; name"),
+        (["a.onnx", "-o", "/dev/stdout"], 2, "/dev/stdout is not a regular file;"),
         (["a.onnx", "--timeout", "3e6"], 2, "--timeout"),
         (["a.onnx", "--batch", "some"], 2, "batch must be auto, off or a number"),
         (["a.onnx", "--batch", "9" * 5000], 2, "batch must be auto, off or a number"),

@@ -294,6 +294,16 @@ class _ModelJob(NamedTuple):
     compiler: Compiler
 
 
+def _is_place(output: Path) -> bool:
+    """Return whether `output` is the name of a regular file, or of none.
+
+    The process that compiles has other descriptors, so links to one are none.
+    """
+    if output.is_symlink() and output.parts[:2] in (("/", "dev"), ("/", "proc")):
+        return False
+    return output.is_file() or not output.exists()
+
+
 def _jobs(
     models: list[Path],
     output: Path | None,
@@ -307,7 +317,7 @@ def _jobs(
             "first"
         )
         raise CommandError(msg, EXIT_USAGE)
-    if output is not None and output.exists() and not output.is_file():
+    if output is not None and not _is_place(output):
         msg = f"{output} is not a regular file; name another with --output"
         raise CommandError(msg, EXIT_USAGE)
     if fuse is None:

@@ -277,7 +277,7 @@ def compile_in_process(
 
     Several start faster if they share `compilations`.
     """
-    job = str(source), os.path.realpath(target), options.to_message()
+    job = str(source), str(target), options.to_message()
     return _reported(compilations, compile_job, job, progress)
 
 
@@ -291,7 +291,7 @@ def fuse_in_process(
 ) -> CompileReport:
     """Run `compile_fused` in a separate process."""
     named = [[name, str(path)] for name, path in sources]
-    job = named, os.path.realpath(target), selector, options.to_message()
+    job = named, str(target), selector, options.to_message()
     return _reported(compilations, fuse_job, job, progress)
 
 
