@@ -15,6 +15,7 @@ A second signal ends the process immediately.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import math
@@ -25,13 +26,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import uvicorn
 from uvicorn.lifespan.on import LifespanOn
+from uvicorn.server import HANDLED_SIGNALS
 
 from app.http.application import Application
 from app.http.connection.clocks import Patience
@@ -61,6 +63,24 @@ LOOK_TICKS = 10  # of 0.1 s, between checks for inactive connections
 # The share of the descriptors for waiting connections, and for connections beyond the
 # limit.
 _SHARE = 16
+
+
+@contextlib.contextmanager
+def _signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle signals until the process ends.
+
+    One that comes while it exits changes neither its exit code nor its output.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    for number in HANDLED_SIGNALS:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number in HANDLED_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
 
 class GatewayServer(uvicorn.Server):
@@ -149,6 +169,9 @@ class GatewayServer(uvicorn.Server):
     @property
     def draining(self) -> bool:
         return self._draining_since > 0
+
+    def capture_signals(self) -> Any:  # the type is private to contextlib
+        return _signals_to(self.handle_exit)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle SIGINT and SIGTERM: the first drains, the second exits immediately."""
