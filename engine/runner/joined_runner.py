@@ -108,10 +108,10 @@ class JoinedRunner:
         if validate:
             check_inputs(self.name, self._request_descs, inputs)
         rows = self._batches.units(inputs)
-        # As in `ModelRunner.submit`.
-        ns = 0 if deadline is None else int(min(9e9, max(1e-9, deadline)) * 1e9)
         channel = self._pick(priority, replica_id)
-        request = channel.submit(inputs, rows, ns, on_done, 0, into, delayed, optional)
+        request = channel.submit(
+            inputs, rows, deadline, on_done, 0, into, delayed, optional
+        )
         if replica_id is not None:
             channel.flight.keep_here(request)
         return request

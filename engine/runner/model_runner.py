@@ -185,10 +185,8 @@ class ModelRunner:
             self.interface.validate(inputs)
         rows = self._batches.units(inputs)
         channel = self._replicas.pick(replica_id, priority)
-        # 1 ns at least, because 0 is no deadline. NaN, in this order, becomes 1 ns too.
-        ns = 0 if deadline is None else int(min(9e9, max(1e-9, deadline)) * 1e9)
         request = channel.submit(
-            inputs, rows, ns, on_done, began_ns, into, delayed, optional
+            inputs, rows, deadline, on_done, began_ns, into, delayed, optional
         )
         if replica_id is not None:
             channel.flight.keep_here(request)
@@ -244,15 +242,12 @@ class ModelRunner:
         if validate and outputs is not None:
             interface.check_outputs(units, outputs)
         into = OutputArrays(outputs)
-        deadline_ns = 0 if deadline is None else int(min(deadline, 9e9) * 1e9)
         while True:
             channel = self._replicas.pick(number)
             most = min(self._most_in_flight, channel.limit)
             channel.flight.wait_for_room(most, deadline)
             try:
-                request = channel.submit(
-                    tensors, units, deadline_ns, None, began_ns, into
-                )
+                request = channel.submit(tensors, units, deadline, None, began_ns, into)
             except QueueFull:
                 # If another thread took the room, try again. If the device itself is
                 # full, raise.

@@ -113,7 +113,7 @@ class ReplicaChannel(RequestChannel):
         self,
         tensors: Mapping[str, Tensor],
         rows: int,
-        deadline_ns: int = 0,
+        deadline: float | None = None,
         on_done: OnDone | None = None,
         began_ns: int = 0,
         into: OutputArrays | None = None,
@@ -126,18 +126,18 @@ class ReplicaChannel(RequestChannel):
         and errors are those of `ModelRunner.submit`. If no request is in flight, none
         is refused for its deadline. After an error nothing is queued.
         """
+        # 1 ns at least, because 0 is no deadline. NaN, in this order, becomes 1 ns too.
+        ns = 0 if deadline is None else int(min(9e9, max(1e-9, deadline)) * 1e9)
         with self._lock:
             admission = self.admission
             if len(self.flight.requests) >= self.limit:
                 raise admission.full()
             ahead = admission.rows_ahead() if admission.lines else admission.rows
-            predicted = 0
-            if ahead and deadline_ns:
-                predicted = admission.predict(ahead + (rows or 1), deadline_ns)
+            expected = admission.predict(ahead + (rows or 1), ns) if ahead and ns else 0
             flags = WANTS_ALL if optional else 0 if delayed else UNDELAYED
             number = next(self._numbers)
-            request = Request(self, number, rows, deadline_ns, on_done, into, flags)
-            request.predicted_ns = predicted
+            request = Request(self, number, rows, ns, on_done, into, flags)
+            request.predicted_ns = expected
             request.began_ns = began_ns
             self._queue(request, tensors, ahead)
             return request
