@@ -25,8 +25,6 @@ _PAGE = b"<!doctype html>"
 #: characters.
 _MOST_PATHS = 1024
 _LONGEST_PATH = 300
-
-
 #: The text for a browser whose page may not make a request (`origins.for_origins`).
 _NOT_ALLOWED = b"Disallowed CORS "
 

@@ -314,7 +314,7 @@ def test_a_key_opens_its_models_only(root: Path, tmp_path: Path) -> None:
 def test_token_routes_wait_for_the_model_and_say_when_it_is_not_there(
     root: Path, tmp_path: Path
 ) -> None:
-    """The routes answered 424 (not a text model) for a model that was not loaded."""
+    """Before, the server answered 424 for a text model that it had not loaded yet."""
     options = ("--devices", "cpu:1", "--cache-dir", str(tmp_path), "--lazy")
     with ServedGateway(root, *options) as gateway:
         gateway.wait_ready()

@@ -81,8 +81,8 @@ def reference(model: onnx.ModelProto, rows: Any) -> Any:
 def test_a_zip_map_that_is_declared_to_give_doubles_is_served(
     tmp_path: Path, scores: int
 ) -> None:
-    """As skl2onnx exports models of FP64. ONNX Runtime itself refuses them, and some
-    calculate in FP32."""
+    """skl2onnx exports models of FP64 so. ONNX Runtime refuses these models itself.
+    Some of them calculate in FP32."""
     model, target = classifier("int64s"), tmp_path / "m.popef"
     maps = model.graph.output[1].type.sequence_type.elem_type.map_type
     maps.value_type.tensor_type.elem_type = TensorProto.DOUBLE

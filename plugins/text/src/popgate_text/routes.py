@@ -225,8 +225,8 @@ def _openai_routes(router: APIRouter, at_root: bool) -> list[NamingOperation]:
 
 
 def _answers(record: ModelRecord) -> bool:
-    """Return whether it is a text model in memory, or one that the next request
-    loads.
+    """Return whether the record has a text model that is in memory or that the next
+    request loads.
     """
     entry = ready_version(record, None)
     source = None if entry is None else (entry.loaded or entry).source

@@ -207,8 +207,8 @@ def _joined(rows: Iterable[bytes]) -> Generator[None, None, Response]:
 
 
 async def _found(gateway: Gateway, name: str) -> TextScheduler:
-    """Return the scheduler of a text model. If the server loads models on demand, this
-    loads the model first.
+    """Return the scheduler of a text model. Load the model first if the server loads
+    models on demand.
     """
     _, loaded = await find_served(gateway, name)
     found = loaded.scheduler
