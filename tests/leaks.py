@@ -134,11 +134,9 @@ class LeakCheck:
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         if hasattr(config, "workeroutput"):
             return
-        left = [
-            *self._left,
-            *sorted(_shared_memory() - self._shared_memory - _mapped()),
-        ]
-        if left:
+        # Other programs of the machine make and remove names there too.
+        new = _wait_for(lambda: _shared_memory() - self._shared_memory - _mapped())
+        if left := [*self._left, *sorted(new)]:
             pytest.exit(f"the tests leave behind: {', '.join(left)}", returncode=1)
 
 
