@@ -59,10 +59,13 @@ def build(folder: Path) -> Path:
 def environment(library: Path, folder: Path) -> dict[str, str]:
     """Return the variables of a process that writes its counts to a file in `folder`.
 
-    Its children do so, too. Python gets each object from malloc, without a pool.
+    Its children do so, too. Python gets each object from malloc, without a pool. Its
+    branches are not counted beside (`make coverage`), because that takes memory.
     """
     return {
         "COUNTED_FOLDER": str(folder),
+        "COVERAGE_PROCESS_CONFIG": "",
+        "COVERAGE_PROCESS_START": "",
         "LD_PRELOAD": str(library),
         "PYTHONMALLOC": "malloc",
     }

@@ -16,8 +16,10 @@ from popef_io import DataType
 from tests.app.served import Serve, ServedGateway
 from tests.engine import models
 from tests.engine.models import Port
+from tests.support import WAIT
 
 MIB = 1 << 20
+TIME = 10 * WAIT
 ROW = [[1.0, 2.0, 3.0, 4.0]]
 AFFINE = [3.0, 5.0, 7.0, 9.0]
 
@@ -31,7 +33,8 @@ def fill(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def gateway(serve: Serve) -> ServedGateway:
-    return serve(fill)
+    # A million strings take the gateway minutes if its branches are counted.
+    return serve(fill, "--request-timeout", str(TIME))
 
 
 @contextmanager
@@ -64,7 +67,7 @@ def test_a_document_for_which_the_gateway_has_no_memory(
     )
     assert "no memory for the request" in answer.json()["error"]
     assert answer.headers["retry-after"] == "1"
-    answer = gateway.client.post(path, content=body)
+    answer = gateway.client.post(path, content=body, timeout=TIME)
     assert answer.status_code == 200
     assert gateway.infer("affine", input=ROW)["output"] == AFFINE
 
