@@ -29,8 +29,6 @@ ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
 #: Arguments with which an interpreter runs the command line of its own path.
 _MAIN = ["-c", "from app.cli import main; main()"]
-#: The command line of this tree, run by this interpreter.
-POPGATE = [sys.executable, *_MAIN]
 
 
 class ServerFailed(RuntimeError):
