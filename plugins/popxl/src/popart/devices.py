@@ -17,39 +17,14 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 #: Seconds between two attempts to attach a device.
 _PAUSE = 0.05
-
-
-class DeviceType(Enum):
-    """Kinds of devices."""
-
-    Cpu = 0
-    IpuModel = 1
-    Ipu = 2
-    OfflineIpu = 3
-    Sim = 4
-
-
-class SyncPattern(Enum):
-    """Accepted, without effect."""
-
-    Full = 0
-    SinglePipeline = 1
-    ReplicaAndLadder = 2
-
-
-class DeviceConnectionType(Enum):
-    """Times at which a device is attached."""
-
-    Always = 0
-    OnDemand = 1
-    Never = 2
-
-
-class DeviceSelectionCriterion(Enum):
-    """Accepted, without effect."""
-
-    First = 0
-    Random = 1
+#: Kinds of devices.
+DeviceType = Enum("DeviceType", "Cpu IpuModel Ipu OfflineIpu Sim", start=0)
+#: Accepted, without effect.
+SyncPattern = Enum("SyncPattern", "Full SinglePipeline ReplicaAndLadder", start=0)
+#: Times at which a device is attached.
+DeviceConnectionType = Enum("DeviceConnectionType", "Always OnDemand Never", start=0)
+#: Accepted, without effect.
+DeviceSelectionCriterion = Enum("DeviceSelectionCriterion", "First Random", start=0)
 
 
 class DeviceInfo:

@@ -6,14 +6,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-
-class PatternsLevel(Enum):
-    """Levels of patterns."""
-
-    NoPatterns = 0
-    Minimal = 1
-    Default = 2
-    All = 3
+#: Levels of patterns.
+PatternsLevel = Enum("PatternsLevel", "NoPatterns Minimal Default All", start=0)
 
 
 class Patterns:

@@ -6,11 +6,5 @@ from enum import Enum
 
 from popart.view import Region as Region
 
-
-class AccessType(Enum):
-    """Uses of a region."""
-
-    NoAccess = 0
-    Read = 1
-    Write = 2
-    ReadWrite = 3
+#: Uses of a region.
+AccessType = Enum("AccessType", "NoAccess Read Write ReadWrite", start=0)
