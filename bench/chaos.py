@@ -34,11 +34,11 @@ FAIL_WITHIN = 1.0
 SURELY_ACCEPTED = 0.05
 
 
-def wait_gone(pids: Sequence[int], seconds: float = 10.0) -> float:
+def wait_gone(pids: Sequence[int]) -> float:
     """Wait until no process of `pids` lives; returns the seconds that took."""
     started = time.monotonic()
     while any(alive(pid) for pid in pids):
-        if time.monotonic() - started > seconds:
+        if time.monotonic() - started > 10:
             raise AssertionError(f"still alive: {[p for p in pids if alive(p)]}")
         time.sleep(0.005)
     return time.monotonic() - started

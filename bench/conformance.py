@@ -90,8 +90,8 @@ class Result:
         return document
 
 
-def first_lines(error: BaseException | str, limit: int = 300) -> str:
-    return " ".join(str(error).split())[:limit] or type(error).__name__
+def first_lines(error: BaseException | str) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def in_process(cases: Sequence[Case]) -> tuple[list[Case], list[Outcome]]:

@@ -27,6 +27,7 @@ from bench.servers.processes import (
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
+_STOP_WITHIN = 20.0
 #: Arguments with which an interpreter runs the command line of its own path.
 _MAIN = ["-c", "from app.cli import main; main()"]
 
@@ -58,7 +59,7 @@ def free_port() -> int:
 class Server:
     """One server process, its children and its log. A context manager.
 
-    Leaving the context stops it with SIGTERM, and with SIGKILL after `stop_timeout`
+    Leaving the context stops it with SIGTERM, and with SIGKILL after 20
     seconds. `environment` is added to the variables of this process.
     """
 
@@ -69,11 +70,9 @@ class Server:
         *,
         name: str = "server",
         environment: dict[str, str] | None = None,
-        stop_timeout: float = 20.0,
     ) -> None:
         self.name = name
         self.port = port
-        self.stop_timeout = stop_timeout
         self._log = tempfile.NamedTemporaryFile(  # noqa: SIM115 - closed with us
             prefix=f"{name}-", suffix=".log"
         )
@@ -181,7 +180,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(self.stop_timeout)
+                self.process.wait(_STOP_WITHIN)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

@@ -16,7 +16,6 @@ from popir.dtypes import (
     NP_FLOAT8_152,
     DType,
     dtype_of,
-    from_carrier,
     to_carrier,
 )
 from popir.editing import (
@@ -111,7 +110,6 @@ __all__ = (
     "exponents_of",
     "export_popef",
     "from_assignment",
-    "from_carrier",
     "has_gradient",
     "loss_of",
     "merge_exchanges",

@@ -21,7 +21,6 @@ from popir.grouping import Collective
 _FLOATS = "float16 float32 float64"
 _SIGNED = f"{_FLOATS} int8 int16 int32 int64"
 _NUMBERS = f"{_FLOATS} int32 int64"
-_REDUCE = _NUMBERS
 _ORDER = f"{_NUMBERS} int8 uint8 uint32 uint64"
 KERNELS: dict[str, frozenset[str]] = {
     op: frozenset(types.split())

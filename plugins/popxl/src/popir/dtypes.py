@@ -100,8 +100,3 @@ def dtype_of(dtype: npt.DTypeLike) -> DType:
 def to_carrier(array: Array) -> Array:
     """Return `array` in the device's form: float8 as its bytes, without a copy."""
     return array.view(np.uint8) if array.dtype.names else array
-
-
-def from_carrier(array: Array, dtype: DType) -> Array:
-    """Return a device's array in the host's form, without a copy."""
-    return array.view(dtype.numpy) if dtype.is_float8 else array

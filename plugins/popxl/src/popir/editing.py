@@ -121,11 +121,11 @@ def _all_before(operator: Operator) -> set[Operator]:
     return found
 
 
-def remove_isolated(graph: IrGraph, keep_inputs: bool = True) -> list[IrTensor]:
+def remove_isolated(graph: IrGraph) -> list[IrTensor]:
     """Remove tensors that no operator or graph computes, reads or takes; return
     them.
     """
-    kept = {*graph.outputs, *(graph.inputs if keep_inputs else ())}
+    kept = {*graph.outputs, *graph.inputs}
     kept |= {t for op in graph.operators for t in (*op.inputs, *op.outputs)}
     gone = [
         each
@@ -134,6 +134,4 @@ def remove_isolated(graph: IrGraph, keep_inputs: bool = True) -> list[IrTensor]:
     ]
     for tensor in gone:
         del graph.tensors[tensor.id]
-        if tensor in graph.inputs:
-            graph.inputs.remove(tensor)
     return gone

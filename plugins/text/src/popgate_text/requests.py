@@ -122,11 +122,7 @@ def _ids(value: object, name: str) -> list[int]:
 
 
 def text_request(
-    options: TextOptions,
-    texts: Sequence[str],
-    pairs: Sequence[str] | None = None,
-    *,
-    timeout: float | None = None,
+    options: TextOptions, texts: Sequence[str], pairs: Sequence[str] | None = None
 ) -> InferRequest:
     """Return the request for these texts, or for `options.ids`."""
     if options.ids is None:
@@ -134,7 +130,6 @@ def text_request(
     request = InferRequest({}, Encoding.JSON)
     request.rows = len(texts) if options.ids is None else len(options.ids)
     request.parameters = {OPTIONS: options}
-    request.timeout = timeout
     return request
 
 
