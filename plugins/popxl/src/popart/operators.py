@@ -46,7 +46,6 @@ class OpView(View, shows=popir.Operator):
         return self._below.id
 
     def name(self) -> str:
-        """Return the name given to it."""
         return self._below.name
 
     def opType(self) -> str:
@@ -54,7 +53,6 @@ class OpView(View, shows=popir.Operator):
         return type_of(self._below.type)
 
     def className(self) -> str:
-        """Return the name of its class."""
         return class_of(self._below.type)
 
     def debugName(self) -> str:
@@ -67,7 +65,6 @@ class OpView(View, shows=popir.Operator):
         return self.getSettings()
 
     def getSettings(self) -> Settings:
-        """Return its place."""
         return Settings._of(self._below.settings, self._below.name)
 
     def getScope(self) -> str:
@@ -75,11 +72,9 @@ class OpView(View, shows=popir.Operator):
         return "/".join(self._below.settings.scopes)
 
     def getGraph(self) -> Any:
-        """Return the graph that it is in."""
         return shown(self._below.graph)
 
     def getIr(self) -> Any:
-        """Return the Ir that it is part of."""
         return shown(self._below.graph.ir)
 
     # Inputs and outputs.
@@ -106,19 +101,15 @@ class OpView(View, shows=popir.Operator):
         return 0 <= index < len(outputs) and outputs[index].kind != "unconnected"
 
     def inTensor(self, index: int) -> Any:
-        """Return the input of that index."""
         return shown(self._in(index))
 
     def outTensor(self, index: int) -> Any:
-        """Return the output of that index."""
         return shown(self._out(index))
 
     def inId(self, index: int) -> str:
-        """Return the id of an input."""
         return self._in(index).id
 
     def outId(self, index: int) -> str:
-        """Return the id of an output."""
         return self._out(index).id
 
     def inInfo(self, index: int) -> TensorInfo:
@@ -130,19 +121,15 @@ class OpView(View, shows=popir.Operator):
         return TensorInfo(self._out(index).spec)
 
     def inShape(self, index: int) -> list[int]:
-        """Return the shape of an input."""
         return list(self._in(index).shape)
 
     def outShape(self, index: int) -> list[int]:
-        """Return the shape of an output."""
         return list(self._out(index).shape)
 
     def inRank(self, index: int) -> int:
-        """Return the rank of an input."""
         return len(self._in(index).shape)
 
     def outRank(self, index: int) -> int:
-        """Return the rank of an output."""
         return len(self._out(index).shape)
 
     def inTensorCount(self) -> int:
@@ -170,26 +157,21 @@ class OpView(View, shows=popir.Operator):
         return [t.id for t in self.getOutputTensors()]
 
     def inIndices(self, tensor: Any) -> list[int]:
-        """Return the indices at which a tensor is an input."""
         inputs = enumerate(self._below.inputs)
         return [n + self._skipped for n, t in inputs if t is tensor._below]
 
     def outIndex(self, tensor: Any) -> int:
-        """Return the index at which a tensor is an output."""
         return self._below.outputs.index(tensor._below)
 
     # The graphs that it runs.
 
     def getCalledGraphs(self) -> list[Any]:
-        """Return the graphs that it runs."""
         return [shown(g) for g in self._below.called_graphs]
 
     def getCalledGraphIds(self) -> list[Any]:
-        """Return the ids of the graphs that it runs."""
         return [each.id for each in self.getCalledGraphs()]
 
     def getCalledGraph(self) -> Any:
-        """Return the graph that it runs."""
         return shown(self._below.called_graphs[0])
 
     def getThenGraph(self) -> Any:
@@ -253,12 +235,10 @@ class OpView(View, shows=popir.Operator):
         return self._at(index) in popir.changed_inputs(self._below)
 
     def overwritesTensor(self, tensor: Any) -> bool:
-        """Return whether it changes a tensor."""
         changed = popir.changed_inputs(self._below)
         return any(self._below.inputs[n] is tensor._below for n in changed)
 
     def modifiesTensor(self, tensor: Any) -> bool:
-        """Return whether it changes a tensor."""
         return self.overwritesTensor(tensor)
 
     def modifies(self) -> bool:
@@ -297,7 +277,6 @@ class OpView(View, shows=popir.Operator):
     # Changes to graphs.
 
     def connectInTensor(self, index: int, id_: Any, _ipu: Any = None) -> None:
-        """Connect an input to the tensor of that id."""
         graph = self._below.graph
         tensor = graph.tensors.get(str(id_))
         if tensor is None:
@@ -309,7 +288,6 @@ class OpView(View, shows=popir.Operator):
         popir.disconnect(self._below, self._at(index))
 
     def disconnectAllInputs(self) -> None:
-        """Remove all inputs."""
         for index in range(len(self._below.inputs)):
             popir.disconnect(self._below, index)
 

@@ -91,7 +91,6 @@ class GraphId(str):
     __slots__ = ()
 
     def str(self) -> Any:
-        """Return the id as a plain string."""
         return self.__str__()
 
     @staticmethod
@@ -118,7 +117,6 @@ class Region:
 
     @staticmethod
     def getEmpty(rank: int) -> Region:  # noqa: N802 - the original's name
-        """Return no elements."""
         empty = Region([0] * rank, [0] * rank)
         empty._is_empty = True
         return empty
@@ -143,7 +141,6 @@ class Region:
         return count
 
     def isEmpty(self) -> bool:  # noqa: N802 - the original's name
-        """Return whether it has no elements."""
         return not self.nelms()
 
     def __eq__(self, other: object) -> bool:

@@ -105,27 +105,21 @@ class TensorView(View, shows=popir.IrTensor):
         return Consumers(self._below)
 
     def tensorType(self) -> TensorType:
-        """Return its kind."""
         return _KINDS.get(self._below.kind, TensorType.ActGrad)
 
     def str(self) -> Any:
-        """Return its id."""
         return self._below.id
 
     def isGraphInput(self) -> bool:
-        """Return whether it is an input of its graph."""
         return self._below in self._below.graph.inputs
 
     def isGraphOutput(self) -> bool:
-        """Return whether it is an output of its graph."""
         return self._below in self._below.graph.outputs
 
     def getGraphInputIndex(self) -> int:
-        """Return its index among the inputs of its graph."""
         return self._below.graph.inputs.index(self._below)
 
     def getGraphOutputIndex(self) -> int:
-        """Return its index among the outputs of its graph."""
         return self._below.graph.outputs.index(self._below)
 
     def _relatives(self) -> list[popir.IrTensor]:
@@ -172,11 +166,9 @@ class TensorView(View, shows=popir.IrTensor):
         return self._below.data is not None
 
     def isAliased(self) -> bool:
-        """Return whether the tensor has an alias."""
         return any(op.record.put is not None for op in self._below.readers)
 
     def getGraph(self) -> GraphView:
-        """Return the graph that it is in."""
         return GraphView(self._below.graph)
 
     def hasProducer(self) -> bool:
@@ -219,7 +211,6 @@ class GraphView(View, shows=popir.IrGraph):
         return [op.id for op in self._below.operators]
 
     def getOp(self, id_: int) -> OpView:
-        """Return the operator of that id."""
         for op in self._below.operators:
             if op.id == id_:
                 return OpView(op)
@@ -233,7 +224,6 @@ class GraphView(View, shows=popir.IrGraph):
         return [OpView(op) for op in popir.schedule(self._below)]
 
     def getTensor(self, id_: str) -> TensorView:
-        """Return the tensor of that id."""
         found = self._below.tensors.get(id_)
         if found is None:
             raise popir.IrError(f"graph {self._below.id!r} has no tensor {id_!r}")
@@ -244,7 +234,6 @@ class GraphView(View, shows=popir.IrGraph):
         return [TensorView(t) for t in self._below.tensors.values()]
 
     def getTensorIds(self) -> list[str]:
-        """Return the ids of all tensors."""
         return list(self._below.tensors)
 
     def getInputIds(self) -> list[str]:
@@ -256,27 +245,21 @@ class GraphView(View, shows=popir.IrGraph):
         return [t.id for t in self._below.outputs]
 
     def hasInputId(self, id_: str) -> bool:
-        """Return whether an input has that id."""
         return id_ in self.getInputIds()
 
     def hasOutputId(self, id_: str) -> bool:
-        """Return whether an output has that id."""
         return id_ in self.getOutputIds()
 
     def getInputId(self, index: int) -> str:
-        """Return the id of an input."""
         return self._below.inputs[index].id
 
     def getOutputId(self, index: int) -> str:
-        """Return the id of an output."""
         return self._below.outputs[index].id
 
     def getInputIndex(self, id_: str) -> int:
-        """Return which input has that id."""
         return self._position(id_, self._below.inputs, "input")
 
     def getOutputIndex(self, id_: str) -> int:
-        """Return which output has that id."""
         return self._position(id_, self._below.outputs, "output")
 
     def _position(self, id_: Any, tensors: list[popir.IrTensor], word: str) -> int:
@@ -286,11 +269,9 @@ class GraphView(View, shows=popir.IrGraph):
         raise popir.IrError(f"graph {self._below.id!r} has no {word} {id_!r}")
 
     def getInputTensor(self, index: int) -> TensorView:
-        """Return an input."""
         return TensorView(self._below.inputs[index])
 
     def getOutputTensor(self, index: int) -> TensorView:
-        """Return an output."""
         return TensorView(self._below.outputs[index])
 
     def getCalledGraphs(self) -> list[GraphView]:
@@ -330,7 +311,6 @@ class GraphView(View, shows=popir.IrGraph):
         popir.remove_isolated(self._below)
 
     def getIr(self) -> IrView:
-        """Return the Ir that it is part of."""
         return IrView(self._below.ir)
 
     def getGraphString(self) -> str:
@@ -403,14 +383,12 @@ class IrView(View, shows=popir.Ir):
         return GraphView(self._below.main)
 
     def getGraph(self, id_: Any) -> GraphView:
-        """Return the graph of that id."""
         found = self._below.graphs.get(str(id_))
         if found is None:
             raise popir.IrError(f"there is no graph {id_!r}")
         return GraphView(found)
 
     def hasGraph(self, id_: Any) -> bool:
-        """Return whether the graph exists."""
         return str(id_) in self._below.graphs
 
     def getTensor(self, id_: str) -> TensorView:
@@ -471,7 +449,6 @@ class IrView(View, shows=popir.Ir):
             popir.remove_isolated(graph)
 
     def createGraph(self, id_: Any) -> GraphView:
-        """Make an empty graph of that id."""
         return GraphView(self._below.new_named_graph(str(id_)))
 
     def dotCheckpoint(self, ir: Any, check: str, save_dir: Any = None) -> None:

@@ -281,7 +281,6 @@ class Builder:
         return self.like(left, right), right
 
     def cast(self, value: Value, dtype: npt.DTypeLike) -> Value:
-        """Return `value` cast to `dtype`."""
         to = np.dtype(dtype)
         if value.dtype == to:
             return value
@@ -419,7 +418,6 @@ class Builder:
         return self.node(operator, given, result, keepdims=int(keep))[0]
 
     def sum(self, value: Value, axes: Sequence[int], keep: bool = False) -> Value:
-        """Return the sum over `axes`."""
         return self.reduce("ReduceSum", value, axes, keep)
 
     def sum_to(self, value: Value, shape: Shape) -> Value:

@@ -98,7 +98,6 @@ class Operator:
 
     @property
     def called_graphs(self) -> tuple[IrGraph, ...]:
-        """Return the graphs that it runs."""
         graphs: tuple[IrGraph, ...] = self.attributes.get("graphs", ())
         return graphs
 

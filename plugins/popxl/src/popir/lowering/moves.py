@@ -188,7 +188,6 @@ class _Drawing:
         self._constants: list[Any] = []
 
     def input(self, name: str, info: TensorInfo) -> str:
-        """Add an input."""
         self._inputs.append(_port(name, info))
         return name
 
@@ -211,7 +210,6 @@ class _Drawing:
         self._nodes.append(helper.make_node(kind, inputs, outputs, **attributes))
 
     def constant(self, value: Any) -> str:
-        """Add a constant."""
         from onnx import numpy_helper
 
         name = f"c{len(self._constants)}"
@@ -234,7 +232,6 @@ class _Drawing:
         return self.node("Cast", unsigned, to=ONNX_TYPES["int64"])
 
     def reshape(self, value: str, shape: tuple[int, ...]) -> str:
-        """Add a reshape."""
         return self.node("Reshape", value, self.constant(np.array(shape, np.int64)))
 
     def zeros(self, shape: tuple[int, ...], data_type: DataType) -> str:
@@ -323,7 +320,6 @@ class _Drawing:
         return self.node("Cast", total, to=ONNX_TYPES[dtype.name]) if is_half else total
 
     def graph(self) -> Graph:
-        """Return the graph."""
         from onnx import helper
 
         made = helper.make_graph(

@@ -81,7 +81,6 @@ class ReplicaGrouping:
             raise popir.IrError(str(error)) from None
 
     def getNumReplicas(self) -> int:
-        """Return the number of replicas."""
         return self._groups.num_replicas
 
     def getStride(self) -> int:
@@ -93,7 +92,6 @@ class ReplicaGrouping:
         return self._groups.size
 
     def getNumGroups(self) -> int:
-        """Return the number of groups."""
         return self._groups.num_groups
 
     def getGroupIndexAt(self, replica: int) -> int:
@@ -113,7 +111,6 @@ class ReplicaGrouping:
         return self._groups.members[group][index]
 
     def getReplicasAt(self, group: int) -> list[int]:
-        """Return the members of a group."""
         self._check(group, self.getNumGroups())
         return list(self._groups.members[group])
 
