@@ -78,6 +78,9 @@ class ModelRepository:
         """
         record = self._records.record(scanned.name)
         async with record.lock:
+            if self._records.get(scanned.name) is not record:  # a poll has removed it
+                await self.load(scanned, load_offered, lazily=lazily, evict=evict)
+                return
             record.read(scanned)
             if scanned.problem:
                 return
@@ -105,6 +108,8 @@ class ModelRepository:
         record = self._records.get(name)
         assert record is not None
         async with record.lock:
+            if self._records.get(name) is not record:  # a poll has removed it
+                return
             left = [entry.on(Event.UNLOAD) for entry in record.versions.values()]
             record.fail("")
             record.settle()

@@ -5,16 +5,22 @@ Covers: app/repository/assembly.py, app/repository/loader.py.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from app.repository.places import ModelPlaces
+from app.repository.records import LoadedModel, ModelRecord, ModelRecords
+from app.repository.repository import ModelRepository
+from app.repository.served_models import ServedModels
+from app.repository.source import ScannedModel, VersionSource
 from popef_io import BlobType, Reader
 from tests.app.served import ServedGateway, add
 from tests.engine import models
@@ -391,3 +397,54 @@ def test_a_model_that_is_loaded_while_its_device_is_lost_is_loaded_in_the_end(
         gateway.wait_ready()
         for name in ("first", "second"):
             assert gateway.infer(name, input=ROW)["output"] == AFFINE
+
+
+class Serving:
+    """In place of the loader and the served models: drains wait for `go_on`."""
+
+    def __init__(self) -> None:
+        self.records: list[ModelRecord] = []
+        self.drains, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def load(
+        self,
+        record: ModelRecord,
+        versions: Sequence[VersionSource],
+        *,
+        evict: bool = True,
+    ) -> list[LoadedModel]:
+        return []
+
+    def close(self) -> None: ...
+
+    def publish(self, record: ModelRecord) -> None:
+        self.records.append(record)
+
+    async def drain(self, to_drain: Sequence[LoadedModel]) -> None:
+        self.drains.set()
+        await self.go_on.wait()
+
+
+def test_a_load_that_waits_while_a_poll_forgets_the_model(tmp_path: Path) -> None:
+    """It is published with a record that the server knows."""
+
+    async def load_meanwhile() -> tuple[ModelRecord, ModelRecord | None]:
+        serving, records = Serving(), ModelRecords(ModelPlaces(tmp_path), "")
+        repository = ModelRepository(records, serving, cast("ServedModels", serving))
+        records.record("m")
+
+        async def poll() -> None:
+            await repository.unload("m")
+            repository.forget("m")
+
+        scanned = ScannedModel("m", (VersionSource(1),), stamp=("new",))
+        calls = (poll(), repository.unload("m"), repository.load(scanned))
+        tasks = [asyncio.create_task(call) for call in calls]
+        await serving.drains.wait()  # the poll has the lock
+        serving.go_on.set()
+        await asyncio.gather(*tasks)
+        return serving.records[-1], records.get("m")
+
+    published, known = asyncio.run(load_meanwhile())
+    assert published.stamp == ("new",)
+    assert published is known
