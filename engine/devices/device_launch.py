@@ -90,8 +90,10 @@ class LaunchedProcess:
                         pass_fds=[listener.fileno(), read_end, *inherited],
                         **options,
                     )
-        except OSError as error:
+        except BaseException as error:
             self._close_pipe()
+            if not isinstance(error, OSError):
+                raise
             raise DeviceLost(
                 f"cannot start the process of device {name}: {error}"
             ) from error

@@ -26,11 +26,14 @@ from engine import (
     DeviceLost,
     DeviceManager,
     DeviceState,
+    InvalidConfig,
     ModelRunner,
     ModelRunnerConfig,
     NoDeviceAvailable,
+    PythonOptions,
     Tensor,
 )
+from engine.devices import python_options
 from engine.devices.device import pause_after
 from engine.transport import control
 from engine.transport.device_messages import Done, Invite, OpenChannel, Ping, Status
@@ -240,6 +243,20 @@ def test_no_shared_memory_has_a_name_and_no_descriptor_is_left(tmp_path: Path) -
                     assert "/dev/shm/" not in maps
             ModelRunner(tmp_path / "m.popef", config)
             device.kill("killed by a test")
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_process_without_a_command_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_plugin() -> None:
+        raise InvalidConfig(python_options.NO_PLUGIN)
+
+    monkeypatch.setattr(python_options, "_kind", no_plugin)
+    manager = DeviceManager("cpu:1")
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(InvalidConfig, match="no plugin that runs Python models"):
+        manager.create_python_device(PythonOptions())
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
