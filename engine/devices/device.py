@@ -83,7 +83,7 @@ class Device(LinkedDevice):
         self._claims = tuple(claims)
         self._on_lost: list[Callable[[Device], None]] = []
         self._on_wanted: Callable[[], None] | None = None
-        self._on_close: list[Callable[[Device], None]] = []
+        self._on_close = contextlib.ExitStack()
         self._failed_starts = 0  # in a row
         name = self.units[0]
         address = address_of(name)
@@ -224,7 +224,7 @@ class Device(LinkedDevice):
 
     def on_close(self, callback: Callable[[Device], None]) -> None:
         """Call `callback` before the device is closed, in the thread that closes it."""
-        self._on_close.append(callback)
+        self._on_close.callback(callback, self)
 
     def recover(self, *, by_hand: bool = False) -> None:
         """Start a new process and load the models again. Blocks meanwhile.
@@ -261,9 +261,7 @@ class Device(LinkedDevice):
         if self.fork_guard.left:
             self._abandon()
             return
-        with contextlib.suppress(IndexError):
-            while True:
-                self._on_close.pop()(self)
+        self._on_close.pop_all().close()
         with self.lock:
             if self.state is DeviceState.CLOSED:
                 return

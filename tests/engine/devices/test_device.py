@@ -260,6 +260,23 @@ def test_a_process_without_a_command_leaves_no_descriptor(
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+def test_an_error_of_a_callback_is_raised_and_the_next_call_closes(
+    own_device: Device,
+) -> None:
+    calls: list[Device] = []
+
+    def fail(device: Device) -> None:
+        calls.pop()
+
+    own_device.on_close(calls.append)
+    own_device.on_close(fail)
+    with pytest.raises(IndexError):
+        own_device.close()
+    assert calls == [own_device]
+    own_device.close()
+    assert own_device.state is DeviceState.CLOSED
+
+
 def test_an_unknown_message_is_answered_with_a_named_error(own_device: Device) -> None:
     from engine import EngineBug
 
