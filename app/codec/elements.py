@@ -137,7 +137,7 @@ class Elements:
         """Return why a value is not an element of this datatype; empty if it is one."""
         kind, size = self.datatype.kind, self.datatype.item_size
         if isinstance(value, bool):
-            return "" if kind == "b" else f"is the boolean {str(value).lower()}"
+            return "" if kind == "b" else f"is {_described(value)}"
         if not isinstance(value, int | float) or kind == "b":
             return f"is {_described(value)}"
         if kind == "f":
@@ -153,6 +153,18 @@ class Elements:
         if low <= value <= high:
             return ""
         return f"is {_described(value)}, which is not in {low}..{high}"
+
+    def check_single(self, value: object, is_one: bool, shape: str) -> None:
+        """Refuse a value that is no list, unless the model takes one element; refuse
+        objects in any case.
+        """
+        hint = "(Array.from(x) of a typed array in JavaScript)"
+        if type(value) is not dict:
+            if is_one:
+                return
+            hint = shape
+        msg = f"input '{self.name}' is {_described(value)}; expected nested lists"
+        raise InvalidTensor(f"{msg} {hint}")
 
     def _fits_float(self, value: int | float) -> bool:
         try:
@@ -270,6 +282,8 @@ def from_base64(value: str, where: str) -> bytes:
 def _described(value: object) -> str:
     if value is None:
         return "null"
+    if isinstance(value, bool):
+        return f"the boolean {str(value).lower()}"
     if isinstance(value, list):
         return "a list (nested deeper than the shape, or unevenly)"
     if isinstance(value, dict):

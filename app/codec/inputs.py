@@ -298,10 +298,10 @@ class Input:
             return self._from_blocks(
                 value.blocks(), shape, is_base64=False, null_is_nan=null_is_nan
             )
-        if type(value) is dict:
-            msg = f"input '{self.name}' is an object; expected nested lists"
-            raise InvalidTensor(f"{msg} (Array.from(x) of a typed array in JavaScript)")
         shape, flat = discover(self.name, value, self.shape, self._limits)
+        if type(value) is not list:
+            is_one = fits(self.shape, shape)
+            self.elements.check_single(value, is_one, written(self.shape))
         return self.from_values(
             flat,
             self.accept_parsed(shape),

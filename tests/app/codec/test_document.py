@@ -240,6 +240,21 @@ def test_refusals(document: Any, words: str) -> None:
     assert words in refusal(document)
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, "null"),
+        (True, "the boolean true"),
+        ("AAAA", "the string 'AAAA'"),
+        (5, "5"),
+    ],
+)
+def test_values_that_are_no_lists_are_named(value: object, words: str) -> None:
+    codec = samples.codec(samples.model(shape=(-1, 4)))
+    expected = f"input 'x' is {words}; expected nested lists [-1,4]"
+    assert refusal({"inputs": {"x": value}}, codec) == expected
+
+
 def test_missing_inputs() -> None:
     codec = samples.codec(samples.model(inputs=TWO))
     a = entry(name="A", shape=[1, 2])
