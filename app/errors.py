@@ -386,14 +386,7 @@ ERRORS: dict[type[BaseException], Row] = {
 
 # Seconds until a client should retry: a device restarts within that time.
 RETRY_AFTER_DEVICE_LOST = 1
-_PASSING = (
-    Gone,
-    NoDeviceAvailable,
-    ModelNotReady,
-    TransferMemoryFull,
-    OutOfMemory,
-    MemoryError,
-)
+_PASSING = (Gone, Refused, ModelNotReady, TransferMemoryFull, OutOfMemory, MemoryError)
 _CALLERS_FAULT = Row(400, "invalid_input", _BACKEND)
 
 

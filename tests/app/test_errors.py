@@ -18,7 +18,14 @@ from app.errors import (
     help_address,
     row_of,
 )
-from engine import DeviceLost, EngineBug, EngineError, ExecutionFailed, QueueFull
+from engine import (
+    DeviceLost,
+    EngineBug,
+    EngineError,
+    ExecutionFailed,
+    QueueFull,
+    Refused,
+)
 
 
 def answer(error: BaseException) -> tuple[int, dict[str, str], dict[bytes, bytes]]:
@@ -99,6 +106,8 @@ def test_retry_after(seconds: float, text: bytes) -> None:
 
 def test_retry_after_a_lost_device() -> None:
     assert answer(DeviceLost("gone"))[2][b"retry-after"] == b"1"
+    # A model that this model calls has a full queue.
+    assert answer(Refused("full"))[2][b"retry-after"] == b"1"
     not_ready = app.errors.ModelNotReady("m", "it is loading")
     status, body, headers = answer(not_ready)
     assert status == 503
