@@ -31,12 +31,14 @@ def save_state(runner: ModelRunner, folder: Path, version: str) -> None:
     for replica in range(len(runner.devices)):
         place = folder / version / str(replica)
         try:
-            for name, array in runner.run_save_programs(replica).items():
+            saved = runner.run_save_programs(replica)
+            for name, array in saved.items():
                 _write(place / f"{quote(name, safe='')}.npy", name, array)
         except (EngineError, OSError, ValueError, MemoryError) as e:
             logger.error("cannot save the state of %s: %s", runner.name, e)
         else:
-            logger.info("saved the state of %s in %s", runner.name, place)
+            if saved:
+                logger.info("saved the state of %s in %s", runner.name, place)
 
 
 def _write(path: Path, name: str, array: Array) -> None:

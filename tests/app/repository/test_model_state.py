@@ -23,6 +23,7 @@ from popef_io import (
 )
 from tests.app.served import ServedGateway
 from tests.engine import models
+from tests.support import until
 
 ONES = np.ones((3, 4)).tolist()
 
@@ -101,6 +102,15 @@ def test_state_is_saved_when_a_model_leaves_and_frozen_when_it_comes(
         assert gateway.stop() == 0
     assert np.array_equal(np.load(saved), np.full((3, 4), 4, np.float32))
     assert sorted(p.name for p in saved.parent.iterdir()) == ["total.npy"]
+
+
+def test_a_model_without_save_programs_saves_no_state(tmp_path: Path) -> None:
+    put(tmp_path / "models", models.affine(tmp_path / "m.popef"), 'save_outputs = "s"')
+    with ServedGateway(tmp_path / "models") as gateway:
+        gateway.wait_ready()
+        gateway.client.post("/v1/models/m/unload").raise_for_status()
+        until(lambda: "model m is unloaded" in gateway.output, gateway)
+        assert "saved the state" not in gateway.output
 
 
 def test_frozen_inputs_feeds_and_replicas(tmp_path: Path) -> None:
