@@ -59,7 +59,7 @@ def embed(gateway: ServedGateway, texts: list[Any]) -> httpx.Response:
 @pytest.mark.parametrize(
     ("texts", "status", "why"),
     [
-        (["a"] * 5, 400, "at most 4 texts, got 5 (max_texts"),
+        (["a"] * 5, 400, "at most 4 texts, got 5 (max_texts and max_con"),
         (["a cat " * 40], 400, "has 82 tokens, but the model takes at most 64"),
         (["a cat " * 7] * 3, 400, "has more than 40 tokens"),
         (["a" * 5000], 413, "4096"),

@@ -328,7 +328,7 @@ class TextScheduler:
         most = self.config.most_texts
         if count > most:
             msg = f"expected at most {most} texts, got {count}"
-            raise InvalidTensor(f"{msg} (max_texts in the section [text])")
+            raise InvalidTensor(f"{msg} (max_texts and max_concurrent_texts in [text])")
 
     def _given(self, ids: Sequence[int]) -> Encoded:
         if not self.config.token_input:

@@ -177,7 +177,7 @@ def _check_count(scheduler: TextScheduler, count: int) -> None:
     most = scheduler.config.most_texts
     if count > most:
         msg = f"expected at most {most} texts, got {count}"
-        raise InvalidRequest(f"{msg} (max_texts in the section [text])")
+        raise InvalidRequest(f"{msg} (max_texts and max_concurrent_texts in [text])")
 
 
 def _texts_of(
