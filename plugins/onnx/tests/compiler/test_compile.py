@@ -14,7 +14,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -271,6 +271,22 @@ def test_initializers_that_nothing_uses_are_left_out(tmp_path: Path) -> None:
     model = neg()
     model.graph.initializer.append(onnx.numpy_helper.from_array(floats(999), "w"))
     assert compile_model(model, tmp_path / "m.popef").weight_count == 0
+
+
+@pytest.mark.parametrize("weights", ["data", "inside"])
+def test_the_last_initializer_of_a_name_is_the_weight(
+    tmp_path: Path, weights: Literal["data", "inside"]
+) -> None:
+    model = mlp()
+    kept = list(model.graph.initializer)
+    del model.graph.initializer[:]
+    zeros = np.zeros((8, 64), np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(zeros, "w1"))
+    model.graph.initializer.extend(kept)
+    compile_model(model, tmp_path / "m.popef", CompileOptions(weights=weights))
+    x = floats(3, 8)
+    found = Compiled(tmp_path / "m.popef").run(x=x)["y"]
+    np.testing.assert_allclose(found, reference(x), rtol=1e-5)
 
 
 def test_weights_used_inside_a_branch(tmp_path: Path) -> None:

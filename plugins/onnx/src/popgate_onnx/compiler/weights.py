@@ -51,11 +51,15 @@ def data_type_of(number: int) -> DataType | None:
 
 
 def drop_unused(graph: Any) -> None:
-    """Remove initializers that no node reads, because ONNX Runtime would drop them."""
+    """Remove initializers that no node reads, because ONNX Runtime would drop them. Of
+    several with one name it uses the last one.
+    """
     used = used_names(graph)
-    unused = [i for i, t in enumerate(graph.initializer) if t.name not in used]
-    for index in reversed(unused):
-        del graph.initializer[index]
+    for index in reversed(range(len(graph.initializer))):
+        name = graph.initializer[index].name
+        if name not in used:
+            del graph.initializer[index]
+        used.discard(name)
 
 
 def take_inside(model: Any, files: ExternalFiles) -> None:
