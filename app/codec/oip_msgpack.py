@@ -291,13 +291,22 @@ def _malformed(why: str) -> MalformedBody:
 
 
 def is_mostly_bytes(first: bytes, size: int) -> bool:
-    """Return whether a body of `size` bytes seems to begin with a tensor that is most
-    of it.
+    """Return whether one of the first 256 values of a body are bytes, most of its
+    `size`.
 
     Such a body is decoded at the speed of memory. `first` are its first bytes.
     """
-    at = first.find(b"\xc6")  # bytes with a length of four bytes
-    return at >= 0 and 2 * int.from_bytes(first[at + 1 : at + 5], "big") > size
+    at = 0
+    for _ in range(256):
+        if at >= len(first):
+            break
+        head, width = first[at], _WIDTHS[first[at]]
+        at += _STEPS[head]
+        if width:
+            at += (length := int.from_bytes(first[at - width : at], "big"))
+            if head <= 0xC6 and 2 * length > size:
+                return True
+    return False
 
 
 class MsgpackWriter:

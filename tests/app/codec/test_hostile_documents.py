@@ -232,6 +232,11 @@ LONG_HEADER = {b"inference-header-content-length": b"2000000"}
         ("BYTES", FRAMED, b"{", DECODED_AT_ONCE, False),
         ("FP32", {}, b"\x81\xa6", DECODED_AT_ONCE + 1, True),
         ("FP32", {}, b"\x81\xc6\x00\x04\x00\x00", 400 * 1024, False),
+        # Most of the body are bytes with a length of two bytes.
+        ("FP32", {}, b"\x81\xa4data\xc5\x7f\xff", ALL_AT_ONCE + 1, False),
+        # The length of bytes stands in a string, or is that of the rest alone.
+        ("FP32", {}, b"\x81\xa5\xc6\x02\x00\x00\x00", 400 * 1024, True),
+        ("FP32", {}, b"\x81\xc4\x05\xc6\x02\x00\x00\x00", 400 * 1024, True),
         ("FP32", {}, b"\x81\xc6\x02\x00\x00\x00", 48 * MIB, True),
         ("FP32", {}, b"\x81\xc6\x02\x00\x00\x00", 80 * MIB, True),
         ("FP32", FRAMED, b"{", MIB * 9, False),
