@@ -453,7 +453,6 @@ NOT_OURS = {
     "app/cli/__init__.py": "params",
     "app/main.py": "front paths",
     "app/observe/log_writer.py": "args",
-    "app/serving/ensembles.py": "args",
     "plugins/onnx/src/popgate_onnx/compiler/loading.py": "name",
     "plugins/onnx/src/popgate_onnx/compiler/rows/exposure.py": "name",
     "plugins/onnx/src/popgate_onnx/compiler/rows/row_trace.py": "name",

@@ -1,4 +1,4 @@
-/* Count what a process asks of libc: memory, copies, wake-ups (bench/servers/counted.py).
+/* Count what a process asks of libc: memory, copies, wake-ups (bench/servers/interposed.py).
 
    LD_PRELOAD puts these functions before those of libc. The counters are the words of a
    file, COUNTED_FOLDER/PID, which another process reads between two requests.

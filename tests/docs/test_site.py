@@ -85,3 +85,25 @@ def test_links_lead_somewhere(document: Path) -> None:
         if not path.exists() or (anchor and is_page and anchor not in anchors(path)):
             broken.append(f"{target}#{anchor}" if anchor else target)
     assert not broken, f"{document.relative_to(ROOT)} links to {broken}"
+
+
+@pytest.mark.parametrize(
+    ("page", "title"),
+    [
+        ("docs/explanation/architecture.md", "### A small JSON request, step by step"),
+        ("CONTRIBUTING.md", "## Where is"),
+    ],
+)
+def test_files_have_the_names_that_stand_beside_them(page: str, title: str) -> None:
+    _, found, text = (ROOT / page).read_text().partition(f"\n{title}\n")
+    assert found
+    wrong = []
+    for row in (line for line in text.splitlines() if line.startswith("|")):
+        links = [link for link, _ in _LINK.findall(row)]
+        code = "".join(((ROOT / page).parent / link).read_text() for link in links)
+        wrong += [
+            f"{name}: {', '.join(links)}"
+            for name in re.findall(r"`([\w.]+)", row)
+            if not re.search(rf"\b{name.rpartition('.')[2]}\b", code)
+        ]
+    assert not wrong

@@ -37,6 +37,13 @@ NOT_USED = {
 }
 
 
+#: Files of the repository, as docstrings and comments name them.
+NAMED = re.compile(
+    r"(?<![\w/.~-])(?:app|bench|docs|engine|examples|native|plugins|popef_io|popgate)"
+    r"/[\w./-]+\.(?:c|md|py|sh|toml)\b"
+)
+
+
 @cache
 def sources() -> tuple[Path, ...]:
     packages = ["app", "engine", "popef_io", "popgate", "native", "bench"]
@@ -100,3 +107,17 @@ def test_words_that_are_not_used(pattern: str) -> None:
         if word.search(line) and "popxl-names" not in path.name
     ]
     assert not found, f"write {NOT_USED[pattern]}"
+
+
+def test_files_that_sources_name_are_there() -> None:
+    code = [
+        p for name in ("app", "bench", "popef_io") for p in (ROOT / name).rglob("*.c")
+    ]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {name}"
+        for path in (*sources(), *code)
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        for name in NAMED.findall(line)
+        if not (ROOT / name).exists()
+    ]
+    assert not found

@@ -3,8 +3,8 @@
 A table is a JSON object with ``dataframe_split`` (columns and rows) or
 ``dataframe_records`` (an object for each row), or CSV with a line of names. Its columns
 are inputs by name, or all together the rows of the only input. Columns without an input
-are dropped, as MLflow does. ``instances`` and ``inputs`` are those of `kserve_v1`. The
-answer is always ``{"predictions": …}``.
+are dropped, as MLflow does. ``instances`` and ``inputs`` are those of `popgate_kserve`.
+The answer is always ``{"predictions": …}``.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@
 
 FastAPI reads the parameters, checks the body, and writes the answer and the OpenAPI
 document. It runs in the process of the model, and the functions run in the thread that
-calls the model. `popgate` answers at the address, and hands the requests to the model
-(engine/programs/python_routes.py).
+calls the model. The server answers at the address, and passes the requests to the
+model (`popgate_python_interface.routes`).
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class ReadyAsked(Message, frozen=True):
 
 class MetricTold(msgspec.Struct, frozen=True, array_like=True):
     """The value of a model's own metric in its process since loading
-    (engine/programs/own_metrics.py).
+    (`popgate_python_interface.own_metrics`).
 
     `values` has one entry. For a histogram it has the count in each bucket and the sum.
     There is one bucket more than upper `bounds`.

@@ -1,7 +1,7 @@
 """A node as the rules for rows see it: its attributes, and known facts about its
 inputs.
 
-A rule (`row_rules`, `row_shape_rules`, `row_ml_rules`) returns the place of rows in the
+A rule (`rules`, `shape_rules`, `ml_rules`) returns the place of rows in the
 results of one operator. It raises Unproven if the place is unknown.
 """
 

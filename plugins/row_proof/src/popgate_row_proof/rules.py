@@ -1,7 +1,7 @@
 """Rules for the rows of arithmetic operators.
 
-If an operator has no rule here, in `row_shape_rules` or in `row_ml_rules`, there is no
-proof that it keeps rows apart.
+If an operator has no rule here, in `shape_rules` or in `ml_rules`, there is no proof
+that it keeps rows apart.
 """
 
 from __future__ import annotations
