@@ -6,6 +6,7 @@ plugins/pages/src/popgate_pages/schemas.py.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -549,6 +550,36 @@ def test_a_model_that_is_not_loaded_has_no_form(
         served.wait_ready()
         chromium.open(f"{served.url}/#/models/affine")
         chromium.wait_text("Model not loaded", "main")
+
+
+@in_chromium
+def test_an_empty_server_tells_how_to_load_a_model(
+    tmp_path: Path, chromium: Browser
+) -> None:
+    with ServedGateway(tmp_path) as served:
+        chromium.open(served.wait_ready().url)
+        chromium.wait_text("popgate load NAME", "main")
+
+
+@in_chromium
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (429, "deadline_unreachable", "refused the request"),
+        (429, "too_many_requests", "refused the request"),
+        (499, "cancelled", "client disconnected"),
+        (504, "deadline_exceeded", "failed to answer"),
+    ],
+)
+def test_a_failure_has_its_own_reason(
+    served: ServedGateway, chromium: Browser, status: int, code: str, words: str
+) -> None:
+    chromium.open(served.url)
+    request = {"status": status, "code": code, "at": 0, "total_ms": 1.5, "device": ""}
+    told = chromium.evaluate(
+        f"import('./pages/timeline.js').then((m) => m.story({json.dumps(request)}))"
+    )
+    assert f"{words}: {status} {code} at" in told
 
 
 @in_chromium

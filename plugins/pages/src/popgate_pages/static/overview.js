@@ -69,7 +69,7 @@ function item(title, value, unit, text) {
 function modelTable() {
   if (!now.models) return h("div", { class: "empty" }, "Loading …");
   if (!now.models.length) {
-    return h("div", { class: "empty" }, h("b", {}, "No models yet"), "Put a model file into the model repository, or start the server with one:",
+    return h("div", { class: "empty" }, h("b", {}, "No models yet"), "Put a model file into the model repository and load it (popgate load NAME), or start the server with one:",
       h("div", {}, h("pre", {}, "popgate serve model.onnx")));
   }
   return scroll(h("table", {},

@@ -63,7 +63,6 @@ export function story(request) {
 
 function failure(request) {
   const who = request.status === 499 ? "The client disconnected"
-    : request.status === 429 ? "The queue was full"
     : request.status >= 500 ? "The server failed to answer" : "The server refused the request";
   return `${who}: ${request.status} ${request.code} at ${clock(request.at)}, after ${duration(request.total_ms)}.${waited(request)}`;
 }
