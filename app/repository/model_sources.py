@@ -224,7 +224,7 @@ def parse_url(text: str) -> RemoteUrl:
         f"supported are {known}"
         if known
         else f"no plugin of the group {MODEL_SOURCES} is installed; PopGate's wheel "
-        "has one (pip install --force-reinstall --no-deps popgate)"
+        "has one (pip install --force-reinstall --no-deps popgate-*.whl)"
     )
     raise InvalidConfig(f"{place}{scheme}: is not supported; {what}")
 

@@ -87,7 +87,7 @@ def test_without_a_source_the_reason_says_what_to_install(install: Install) -> N
     why = "hf://me: hf: is not supported; no plugin of the group"
     with pytest.raises(InvalidConfig, match=why) as raised:
         parse_url("hf://user:secret@me/digits?token=secret")
-    assert "pip install" in str(raised.value)
+    assert "pip install --force-reinstall --no-deps popgate-*.whl" in str(raised.value)
     assert "popgate.model_sources" in str(raised.value)
     assert "secret" not in str(raised.value)
 

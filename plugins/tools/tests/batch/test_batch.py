@@ -51,6 +51,7 @@ def test_columns_of_csv(popgate: Call, gateway: ServedGateway, tmp_path: Path) -
         0: {"row": 0, "id": "x", "outputs": {"output": [3.0, 5.0, 7.0, 9.0]}},
         1: {"row": 1, "id": "y", "outputs": {"output": [1.0, 1.0, 1.0, 2.0]}},
     }
+    assert "OUTPUT.errors.jsonl" in popgate("batch", "--help").out
     errors = by_row(tmp_path / "rows.csv.results.jsonl.errors.jsonl")
     assert {error["id"] for error in errors.values()} == {"z", "q"}
     assert "'what' is not a value of FP32" in errors[2]["error"]

@@ -79,7 +79,7 @@ def batch(
     """Run a model of a running gateway on every row of a file.
 
     Run it again to continue: rows with a result are not sent again. Failed rows are
-    written to FILE.errors.jsonl, and retried in the next run.
+    written to OUTPUT.errors.jsonl, and retried in the next run.
 
     For example: popgate batch digits --input rows.parquet
     or, to embed a column: popgate batch minilm -i reviews.csv --column body
