@@ -280,7 +280,7 @@ class AsyncClient:
     ) -> dict[str, Any]:
         """Call the generate extension: a flat object in, a flat object out.
 
-        await client.generate("llm", PROMPT="hello", temperature=0.7)["TEXT"]
+        (await client.generate("llm", PROMPT="hello", temperature=0.7))["TEXT"]
         """
         return await self.run(self._core.generate(model, version, fields, timeout))
 
