@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-#: A thread of it has a third of a processor that it shares with an ordinary thread.
+#: A thread of it has a quarter of a processor that it shares with an ordinary thread.
 NICENESS: Final = 5
 _PAUSE: Final = 50e-6
 
