@@ -73,10 +73,11 @@ def test_version_policies(tmp_path: Path) -> None:
 def test_instances_on_several_gpus(tmp_path: Path) -> None:
     found = options(tmp_path, "instance_group { count: 2 kind: KIND_GPU gpus: [0, 1] }")
     assert found.config.instances == 4
-    (note,) = found.notes
-    assert note.startswith(
-        "config.pbtxt: instance_group kind, gpus have no effect here"
+    counted, note = found.notes
+    assert counted == (
+        "config.pbtxt: instance_group gpus only count here: 4 instances in all"
     )
+    assert note.startswith("config.pbtxt: instance_group kind has no effect here")
 
 
 def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:

@@ -144,6 +144,8 @@ def _instances(work: _Work, groups: Any) -> None:
         work.refuse(f"instance_group has {count} instances; expected 1 to 1024")
     work.options["instances"] = count
     for group in groups:
+        if group.gpus:
+            work.note(f"instance_group gpus only count here: {count} instances in all")
         said = [d.name for d, _ in group.ListFields() if d.name in _GROUP_WORDS]
         if said:
             work.note(
@@ -266,7 +268,7 @@ def _cache(work: _Work, cache: Any) -> None:
 
 
 _GROUP_WORDS = frozenset(
-    {"kind", "gpus", "rate_limiter", "secondary_devices", "profile", "host_policy"}
+    {"kind", "rate_limiter", "secondary_devices", "profile", "host_policy"}
 )
 _HANDLERS: Mapping[str, Callable[[_Work, Any], None]] = {
     "max_batch_size": _max_batch_size,
