@@ -37,7 +37,7 @@ example := examples/digits/digits.onnx
 
 help:
 	@echo "make serve          compile the example model and serve it on $(HOST):$(PORT) (PORT=8080)"
-	@echo "make compiled       compile the hot path: about twice as fast, needs a C compiler"
+	@echo "make compiled       compile the hot path: saves 33 to 44 % of the time, needs a C compiler"
 	@echo "make test           everything CI runs: ruff, mypy, pytest"
 	@echo "make check          ruff and mypy only (changes nothing)"
 	@echo "make format         let ruff format and fix the sources"
