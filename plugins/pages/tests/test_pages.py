@@ -781,6 +781,8 @@ def test_the_log_is_for_those_who_manage(
         assert refused.json()["code"] == "management_is_closed"
         chromium.open(f"{closed.url}/#/log")
         chromium.wait_text("This page may not read the log", "main")
+        told = chromium.evaluate("document.querySelector('main .why').innerText")
+        assert told.endswith("--keys")  # no key would help here
 
 
 @in_chromium

@@ -33,6 +33,8 @@ export class Refused extends Error {
     super(body?.error ?? `the server answered with ${status}`);
     this.status = status;
     this.body = body;
+    // Without configured keys no key helps: the error itself says what to do.
+    this.advice = body?.code === "management_is_closed" ? "" : ". Set a key that may manage models under Key.";
   }
 }
 

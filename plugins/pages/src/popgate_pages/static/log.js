@@ -22,7 +22,7 @@ export function log() {
       if (atEnd) lines.scrollTop = lines.scrollHeight;
     } catch (error) {
       const refused = error instanceof Refused && [401, 403].includes(error.status);
-      fill(told, refused ? `This page may not read the log: ${error.message}. Set a key that may manage the server under Key.` : error.message);
+      fill(told, refused ? `This page may not read the log: ${error.message}${error.advice}` : error.message);
       fill(lines);
     }
     if (!closed) timer = setTimeout(look, EVERY);

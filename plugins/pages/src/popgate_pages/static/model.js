@@ -57,7 +57,7 @@ function management(name, changed) {
     } catch (error) {
       const refused = error instanceof Refused && [401, 403].includes(error.status);
       fill(told, h("span", { class: "why" }, refused
-        ? `This page may not ${route} models: ${error.message}. Set a key that may manage models under Key.` : error.message));
+        ? `This page may not ${route} models: ${error.message}${error.advice}` : error.message));
     }
     buttons.forEach((button) => { button.disabled = false; });
   }
