@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Generic, TypeVar, Union, get_args
@@ -28,6 +29,7 @@ from popef_io import PopefError
 MAX_MESSAGE = 192 * 1024
 #: The most descriptors that the kernel takes at once (SCM_MAX_FD).
 MAX_FDS = 253
+_FD = struct.Struct("@i")
 
 
 class MalformedMessage(ValueError):
@@ -149,7 +151,10 @@ class Receiver(Generic[M]):
         DescriptorsLost, and OSError as sockets do.
         """
         flags |= socket.MSG_CMSG_CLOEXEC
-        raw, fds, seen, _ = socket.recv_fds(sock, self._most, MAX_FDS, flags)
+        # `socket.recv_fds` of Python 3.11 ignores the flags.
+        room = socket.CMSG_LEN(MAX_FDS * _FD.size)
+        raw, beside, seen, _ = sock.recvmsg(self._most, room, flags)
+        fds = [fd for _, _, data in beside for (fd,) in _FD.iter_unpack(data)]
         try:
             if seen & socket.MSG_TRUNC:
                 limit = f"the limit is {self._most} bytes"

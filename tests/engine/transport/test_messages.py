@@ -74,7 +74,16 @@ def test_messages_and_descriptors_arrive_together(pair: Pair) -> None:
     assert message == Segments(2)
     os.eventfd_write(fds[0], 3)
     assert os.eventfd_read(fd) == 3
+    assert not any(map(os.get_inheritable, fds))
     close_all([fd, *fds])
+
+
+def test_the_flags_of_a_receiver_hold(pair: Pair) -> None:
+    ours, theirs = pair
+    theirs.setblocking(False)
+    send(ours, Segments(0))
+    assert RECEIVER.receive(theirs, socket.MSG_PEEK)[0] == Segments(0)
+    assert RECEIVER.receive(theirs)[0] == Segments(0)
 
 
 def test_fields_keep_their_types() -> None:
