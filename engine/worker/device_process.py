@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 from engine.descriptors import raise_descriptor_limit
 from engine.faults import DeviceFault, DeviceFaulted, FaultKind
+from engine.fork_guard import hold
 from engine.logs import OneLine, label_process
 from engine.owner import die_with, leave_ending_to_owner
 from engine.transport.shared_memory import keep_large_blocks
@@ -60,6 +61,17 @@ def _giving_back(python: PythonKind | None) -> Callable[[], object]:
     return give_back_memory
 
 
+def _hold_inherited() -> None:
+    """Keep the listener, the pipe and the claims from processes that a Python model
+    starts. These may outlive this process, and the device could not start again.
+    """
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2:
+            with contextlib.suppress(OSError):  # `listdir` has closed its own
+                os.set_inheritable(fd, False)
+                hold(fd)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="popgate-device")
     parser.add_argument("--listen-fd", type=int, required=True)
@@ -79,6 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(handlers=[handler])
     logging.getLogger("engine").setLevel(options.log_level)
     label_process(options.name)
+    _hold_inherited()
     leave_ending_to_owner()
     die_with(options.owner_fd, group=bool(options.python))
     if options.memory:

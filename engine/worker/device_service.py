@@ -53,6 +53,7 @@ from engine.transport.device_messages import (
     Unload,
 )
 from engine.transport.error_report import ErrorReport
+from engine.transport.held_socket import HeldSocket
 from engine.transport.link import Link
 from engine.transport.messages import (
     MAX_MESSAGE,
@@ -167,7 +168,7 @@ class DeviceService:
             except OSError:  # descriptors are short
                 time.sleep(_PAUSE)
                 continue
-            _begin(self._serve, sock, None)
+            _begin(self._serve, HeldSocket(sock.detach()), None)
 
     def _open_door(self, door: socket.socket) -> None:
         """Serve a connection on each socket that comes through the door, until the door
@@ -181,7 +182,7 @@ class DeviceService:
                 except DescriptorsLost:
                     continue
                 for fd in fds:
-                    _begin(self._serve, socket.socket(fileno=fd), guests)
+                    _begin(self._serve, HeldSocket(fd), guests)
 
     def _serve(self, sock: socket.socket, guests: _Guests | None = None) -> None:
         owned: list[ClientProcess] = []
@@ -311,7 +312,7 @@ class DeviceService:
                     partial(self._connections.close_channel, link, channel)
                 )
             case Invite():
-                door = socket.socket(fileno=os.dup(fds[0]))
+                door = HeldSocket(os.dup(fds[0]))
                 threading.Thread(
                     target=self._open_door, args=(door,), name="door", daemon=True
                 ).start()

@@ -825,6 +825,56 @@ def test_a_model_ends_its_children_by_a_signal(tmp_path: Path, kind: str) -> Non
         assert device.restarts == 0
 
 
+STAYS = {
+    "fork": """
+                child = os.fork()
+                if child == 0:
+                    signal.pause()
+                return child
+    """,
+    "daemon": """
+                ends, end = os.pipe()
+                if os.fork() == 0:
+                    os.setsid()
+                    if os.fork() == 0:
+                        os.write(end, b"%d" % os.getpid())
+                        signal.pause()
+                    os._exit(0)
+                return int(os.read(ends, 20))
+    """,
+    "command": """
+                os.system("setsid sleep 1000 & echo $! > pid")
+                return int(open("pid").read())
+    """,
+}
+
+
+@pytest.mark.parametrize("kind", STAYS)
+def test_a_process_that_dies_before_its_child(tmp_path: Path, kind: str) -> None:
+    text = f"""
+        import signal
+        class Starts:
+            inputs = {{"x": "FP32[-1,4]"}}
+            outputs = {{"y": "FP64[1]"}}
+            def __call__(self, x):
+                return {{"y": [self.child() if x[0, 0] else 0]}}
+            def child(self):
+                {STAYS[kind].strip()}
+    """
+    options = PythonOptions(folder=str(tmp_path))
+    with contextlib.ExitStack() as ends, served(tmp_path, text, options) as runner:
+        (device,) = runner.devices
+        device.ping_timeout = 0.0  # only the end of its sockets tells of the death
+        child = int(runner.execute({"x": rows(1)})["y"][0])
+        if kind != "fork":  # which ends with the group of its parent
+            ends.callback(os.kill, child, signal.SIGKILL)
+        os.kill(device.pid or 0, signal.SIGKILL)
+        until(lambda: not device.check())
+        assert device.lost_by == "its process died of SIGKILL"
+        device.recover()
+        assert runner.execute({"x": rows(1, 0)}, timeout=WAIT)["y"] == 0
+
+
 @pytest.mark.parametrize("given", [0, 2])
 def test_another_number_of_rows_than_asked_for(tmp_path: Path, given: int) -> None:
     text = f"""

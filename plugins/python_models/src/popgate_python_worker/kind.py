@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
-import socket
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ from engine.errors import EngineBug
 from engine.programs.executable import Executable
 from engine.programs.executor import Executor
 from engine.transport.device_messages import Described, PythonTold
+from engine.transport.held_socket import HeldSocket
 from engine.worker.batch import RunningBatch
 from engine.worker.python_kind import Running
 from popef_io import Model
@@ -72,7 +72,7 @@ def executor(
     about: dict[str, Any] = {"run": run, "rows_now": lambda: _rows(running())}
     with ExitStack() as ends:
         if given.calls:
-            sock = socket.socket(fileno=os.dup(fds[-1]))
+            sock = HeldSocket(os.dup(fds[-1]))
             client = CallClient(sock, run, running)
             ends.callback(client.close)
             metrics = OwnMetrics(
