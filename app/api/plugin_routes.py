@@ -80,7 +80,7 @@ def plugin_routes(settings: Settings) -> list[PluginRoutes]:
         got: object
         try:
             got = make(settings)
-        except TypeError as error:
+        except Exception as error:  # such as a dependency that is missing
             got = error
         if isinstance(got, PluginRoutes):
             found.append(got)

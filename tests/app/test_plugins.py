@@ -193,6 +193,12 @@ ROUTES_MADE = (
             "a function that makes PluginRoutes, got None",
             ROUTES_MADE,
         ),
+        (
+            ROUTES,
+            "lambda _: __import__('not_there')",
+            "a function that makes PluginRoutes, got ModuleNotFoundError(",
+            ROUTES_MADE,
+        ),
     ],
 )
 def test_a_plugin_of_another_kind_is_named_and_left_out(
