@@ -636,6 +636,41 @@ def test_a_key_is_typed_in(tmp_path: Path, chromium: Browser) -> None:
         chromium.wait("document.querySelector('#trouble').hidden")
 
 
+@in_chromium
+def test_enter_takes_a_key_and_cancel_does_not(
+    served: ServedGateway, chromium: Browser
+) -> None:
+    def fill_in() -> None:
+        chromium.click("#open-key")
+        chromium.evaluate("document.getElementById('key-api').focus()")
+        chromium.call("Input.insertText", text="secret")
+
+    chromium.open(served.url)
+    chromium.wait_text("Overview", "main")
+    fill_in()
+    chromium.click("#key .quiet")
+    chromium.wait("!document.getElementById('key').open")
+    fill_in()
+    assert chromium.evaluate("sessionStorage.getItem('popgate.key')") is None
+    enter = {"key": "Enter", "text": "\r", "windowsVirtualKeyCode": 13}
+    chromium.call("Input.dispatchKeyEvent", type="keyDown", **enter)
+    chromium.wait("sessionStorage.getItem('popgate.key')?.includes('secret')")
+    chromium.evaluate("sessionStorage.clear()")
+
+
+@in_chromium
+def test_the_title_names_the_page(served: ServedGateway, chromium: Browser) -> None:
+    for page, title in (
+        ("#/", "Overview"),
+        ("#/requests", "Requests"),
+        ("#/log", "Log"),
+        ("#/models/digits", "digits"),
+        ("#/bogus", "Page not found"),
+    ):
+        chromium.open(f"{served.url}/{page}")
+        chromium.wait(f"document.title === '{title} · PopGate'")
+
+
 KEYS = """
 anonymous = ["pages"]
 [[key]]

@@ -29,7 +29,7 @@ function route() {
     if (link.dataset.page === section) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  document.title = name ? `${name} · PopGate` : "PopGate";
+  document.title = `${main.querySelector("h1").textContent} · PopGate`;
   scrollTo(0, 0);
 }
 
@@ -71,6 +71,8 @@ document.getElementById("open-key").addEventListener("click", () => {
   dialog.returnValue = "";
   dialog.showModal();
 });
+// No submit button: Enter in a field would press the first one.
+dialog.querySelector(".quiet").addEventListener("click", () => dialog.close());
 dialog.addEventListener("close", () => {
   if (dialog.returnValue !== "ok") return;
   setKey(Object.fromEntries(Object.entries(fields).map(([name, id]) => [name, document.getElementById(id).value.trim()])));
