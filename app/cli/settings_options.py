@@ -17,11 +17,13 @@ from typing import Any, Literal, get_args, get_origin
 import typer
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from typer.main import get_command
 
 from app import settings
 from app.cli.errors import EXIT_USAGE, CommandError
 from app.cli.startup_report import print_warnings
+from app.config.config_keys import shown_value, wanted_by
 from app.config.profiles import profile_named
 from app.settings import Settings, Shown
 from app.sizes import size_text
@@ -206,8 +208,7 @@ def settings_of(given: dict[str, Any]) -> Settings:
     try:
         found = Settings(**given)
     except ValidationError as e:
-        lines = (_option(p["loc"], given) + p["msg"] for p in e.errors())
-        text = "; ".join(lines).replace("Value error, ", "")
+        text = "; ".join(_problem(each, given) for each in e.errors())
         raise CommandError(text, EXIT_USAGE) from None
     return _with_profile_models(found)
 
@@ -238,13 +239,18 @@ def _with_profile_models(settings: Settings) -> Settings:
     return settings.model_copy(update={"model_repository": folder})
 
 
-def _option(location: tuple[int | str, ...], given: dict[str, Any]) -> str:
-    """Return the option or variable of a value, followed by a colon; empty if the error
-    concerns several.
+def _problem(error: ErrorDetails, given: dict[str, Any]) -> str:
+    """Return what is wrong with the value of an option or a variable; its name is left
+    out if the error concerns several.
     """
-    if not location:
-        return ""
-    name = str(location[0])
-    if name in given:
-        return f"--{name.replace('_', '-')}: "
-    return f"POPGATE_{name.upper()}: "
+    is_sentence = error["type"] == "value_error"
+    if not error["loc"]:
+        return str(error["ctx"]["error"]) if is_sentence else error["msg"]
+    name, *inner = map(str, error["loc"])
+    is_option = name in given
+    shown = f"--{name.replace('_', '-')}" if is_option else f"POPGATE_{name.upper()}"
+    if is_sentence:
+        return f"{shown}: {error['ctx']['error']}"
+    # An entry of a list may be a secret.
+    got = "" if inner else f", got {shown_value(error['input'])}"
+    return f"{shown} must be {wanted_by(error)}{got}"

@@ -41,12 +41,16 @@ S = TypeVar("S", bound=type)
 
 #: Pydantic's kinds of errors, in the words that follow "must be".
 _WANTED = {
+    "bool_parsing": "true or false",
     "bool_type": "true or false",
     "dataclass_type": "a table",
     "dict_type": "a table",
     "finite_number": "a finite number",
+    "float_parsing": "a number",
     "float_type": "a number",
+    "greater_than": "more than {gt}",
     "greater_than_equal": "at least {ge}",
+    "int_parsing": "a whole number",
     "int_type": "a whole number",
     "less_than_equal": "at most {le}",
     "literal_error": "{expected}",
@@ -169,9 +173,7 @@ def _problem(kind: type[Any], error: ErrorDetails) -> str:
     if error["type"] == "value_error":  # from a __post_init__: a whole sentence
         is_whole = not path or isinstance(context["error"], KeyProblem)
         return str(context["error"]) if is_whole else f"{path}: {context['error']}"
-    wanted = _WANTED.get(error["type"])
-    bounds = {k: f"{v:g}" if isinstance(v, float) else v for k, v in context.items()}
-    wanted = wanted.format_map(bounds) if wanted else error["msg"]
+    wanted = wanted_by(error)
     if error["type"] == "must_be_hidden":
         return f"{path} must be {wanted}"
     if error["type"] == "tuple_type" and isinstance(error["input"], Mapping):
@@ -181,7 +183,17 @@ def _problem(kind: type[Any], error: ErrorDetails) -> str:
         )
     if _is_hidden(kind, error):
         return f"{path} must be {wanted}"
-    return f"{path} must be {wanted}, got {_shown(error['input'])}"
+    return f"{path} must be {wanted}, got {shown_value(error['input'])}"
+
+
+def wanted_by(error: ErrorDetails) -> str:
+    """Return the words that follow "must be" for an error of pydantic."""
+    bounds = {
+        k: f"{v:g}" if isinstance(v, float) else v
+        for k, v in error.get("ctx", {}).items()
+    }
+    wanted = _WANTED.get(error["type"])
+    return wanted.format_map(bounds) if wanted else error["msg"]
 
 
 def _is_hidden(kind: type[Any], error: ErrorDetails) -> bool:
@@ -194,8 +206,8 @@ def _is_hidden(kind: type[Any], error: ErrorDetails) -> bool:
 
 def _unknown(name: str, known: list[str]) -> str:
     if close := difflib.get_close_matches(name[:100], known, n=1):
-        return f"unknown key {_shown(name)} (did you mean {close[0]}?)"
-    return f"unknown key {_shown(name)}; known keys are {', '.join(sorted(known))}"
+        return f"unknown key {shown_value(name)} (did you mean {close[0]}?)"
+    return f"unknown key {shown_value(name)}; known keys are {', '.join(sorted(known))}"
 
 
 def _shown_part(part: str | int) -> str:
@@ -203,7 +215,8 @@ def _shown_part(part: str | int) -> str:
     return text if len(text) <= 100 else text[:97] + "..."
 
 
-def _shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
+    """Return a value for a message, in 100 characters."""
     try:
         text = repr(value)
     except ValueError:  # the number has more digits than Python writes

@@ -102,6 +102,9 @@ def _explain(e: OSError, address: str, free: str, denied: str) -> str:
         return f"cannot listen on {address}: it is in use by another process; {free}"
     if e.errno in (errno.EACCES, errno.EPERM):
         return f"cannot listen on {address}: not permitted ({denied})"
+    if e.errno == errno.EADDRNOTAVAIL:
+        why = "this machine has no such address; choose another with --host"
+        return f"cannot listen on {address}: {why}"
     return f"cannot listen on {address}: {e.strerror or e}"
 
 

@@ -32,11 +32,12 @@ from tests.support import until
         (["/"], "popgate serve takes one folder of models, got "),
         (["--port", "0", "--devices", "gpu:1"], "invalid devices 'gpu:1'"),
         (["--device-wait", "soon"], "--device-wait: 'soon' must be no-wait"),
-        (["--port", "70000"], "--port: "),
-        (["--port", "x"], "--port"),
+        (["--port", "70000"], "--port must be at most 65535, got '70000'"),
+        (["--port", "x"], "--port must be a whole number, got 'x'"),
         (["--max-body-size", "huge"], "--max-body-size: 'huge' is not a size"),
-        (["--request-timeout", "0"], "--request-timeout: "),
-        (["--log-level", "loud"], "--log-level: "),
+        (["--request-timeout", "0"], "--request-timeout must be more than 0, got '0'"),
+        (["--request-timeout", "soon"], "must be a number, got 'soon'"),
+        (["--log-level", "loud"], "--log-level must be 'debug', 'info', 'warning'"),
         (["--api-key", ""], "--api-key: an empty key protects nothing"),
         (["--allow-origin", "shop.example"], "'shop.example' must be * or an origin"),
         (
@@ -44,6 +45,7 @@ from tests.support import until
             "--allow-origin: 'http://a/b' must be * or an origin",
         ),
         (["--host", "no.such.invalid"], "cannot listen on host 'no.such.invalid'"),
+        (["--host", "203.0.113.7"], "this machine has no such address; choose another"),
         (["--nonsense"], "No such option"),
     ],
 )
@@ -65,7 +67,11 @@ def test_wrong_environment(
     monkeypatch.setenv("POPGATE_PORT", "many")
     done = popgate("serve", "-m", tmp_path)
     assert done.code == 2
-    assert "POPGATE_PORT: " in done.err
+    assert "POPGATE_PORT must be a whole number, got 'many'" in done.err
+    monkeypatch.setenv("POPGATE_LAZY", "perhaps")
+    done = popgate("serve", "-m", tmp_path, "--port", "0")
+    assert "POPGATE_LAZY must be true or false, got 'perhaps'" in done.err
+    monkeypatch.delenv("POPGATE_LAZY")
     monkeypatch.setenv("POPGATE_RESTRICTED_API", "[]]")
     done = popgate("serve", "-m", tmp_path, "--port", "0")
     assert done.code == 2
@@ -107,7 +113,7 @@ def test_an_option_wins_over_the_environment(
     rule = "logging:key=value"
     options = ("--http-restricted-api", rule, "--restricted-api", rule)
     error = popgate("serve", "-m", tmp_path, *options).err
-    assert "POPGATE_LOAD_THREADS: " in error
+    assert "POPGATE_LOAD_THREADS must be at least 1, got " in error
     assert "--restricted-api: a restriction names 'logging' twice" in error
 
 
