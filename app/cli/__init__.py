@@ -200,6 +200,15 @@ def _run(command: Callable[..., Any], name: str) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _words_of(cause: Any) -> Iterator[str]:
+    """Yield what an error of pydantic, which newer Typers raise, expected and got."""
+    for each in cause.errors() if hasattr(cause, "errors") else ():
+        if each["type"] != "value_error":  # a whole sentence
+            from app.config.config_keys import shown_value, wanted_by
+
+            yield f"expected {wanted_by(each)}, got {shown_value(each['input'])}"
+
+
 def _explain(error: Any, name: str) -> NoReturn:
     """Show what is wrong with the use of a command; without a command, show the
     help.
@@ -208,6 +217,8 @@ def _explain(error: Any, name: str) -> NoReturn:
         error.show()
     else:
         message = error.format_message().rstrip(".")
+        if words := list(_words_of(error.__cause__)):
+            message = message.replace(error.message.rstrip("."), "; ".join(words))
         where = f"{error.ctx.command_path} -h" if getattr(error, "ctx", None) else name
         typer.echo(f"{name}: error: {message}; see {where}", err=True)
     sys.exit(error.exit_code)

@@ -189,7 +189,7 @@ def _problem(kind: type[Any], error: ErrorDetails) -> str:
 def wanted_by(error: ErrorDetails) -> str:
     """Return the words that follow "must be" for an error of pydantic."""
     bounds = {
-        k: f"{v:g}" if isinstance(v, float) else v
+        k: f"{v:.12g}" if isinstance(v, float) else v
         for k, v in error.get("ctx", {}).items()
     }
     wanted = _WANTED.get(error["type"])

@@ -72,6 +72,8 @@ def test_no_command_shows_the_help(popgate: Call) -> None:
         (["severe"], "No such command 'severe'"),
         (["run", "--bogus", "x"], "No such option"),
         (["run", "-n", "many", "x"], "Invalid value for '--iterations' / '-n'"),
+        (["run", "-n", "many", "x"], "'many'"),
+        (["run", "-n", "0", "x"], "0"),
         (["bench", "callbacks", "--threads"], "--threads"),
     ],
 )
