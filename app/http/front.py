@@ -195,7 +195,8 @@ class InferFront(Application):
         method: str = scope["method"]
         if method not in routes.methods:
             allowed = with_free_methods(set(routes.methods))
-            msg = f"Method Not Allowed: {path} does not take {method}"
+            msg = f"Method Not Allowed: {path} does not take {method}; "
+            msg += f"it takes {allowed}"
             lines = ((b"allow", allowed.encode()),)
             raise HttpError(405, msg, "method_not_allowed", lines)
         client, has_keys = scope[KEY].client, self.service.models.has_keys

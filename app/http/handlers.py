@@ -13,15 +13,17 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import ErrorResponse, Header, HttpError, InvalidRequest, RequestError
+from app.errors import ErrorResponse, HttpError, InvalidRequest, RequestError
 from app.http.origins import with_free_methods
 from engine import EngineError
 
 _PARAMETER = re.compile(r"\{[^}]*\}")
 _CODES = {404: "not_found", 405: "method_not_allowed"}
+#: What replaces the details that Starlette's router gives. A route may give its own.
 _TEXTS = {
-    404: "Not Found: there is nothing at {path}; {hint}",
-    405: "Method Not Allowed: {path} does not take {method}",
+    "Not Found": "Not Found: there is nothing at {path}; {hint}",
+    "Method Not Allowed": "Method Not Allowed: {path} does not take {method}; "
+    "it takes {allowed}",
 }
 _DOCS = "/docs lists what there is"
 _NO_PLUGIN = "no plugin with pages and their documentation (/docs) is installed"
@@ -97,18 +99,18 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 async def _http_exception(request: Request, error: Exception, hint: str) -> Response:
     assert isinstance(error, HTTPException)
-    text = _TEXTS.get(error.status_code, str(error.detail))
+    text = str(error.detail)
     given = {name.lower(): value for name, value in (error.headers or {}).items()}
-    allow = given.pop("allow", "")
-    headers = tuple((name.encode(), value.encode()) for name, value in given.items())
     if error.status_code == 405:
-        headers += (_allowed(request, allow),)
-    ours = HttpError(
-        error.status_code,
-        text.format(path=f"{request.url.path:.300}", method=request.method, hint=hint),
-        _CODES.get(error.status_code, "error"),
-        headers,
-    )
+        given["allow"] = _allowed(request, given.get("allow", ""))
+    headers = tuple((name.encode(), value.encode()) for name, value in given.items())
+    if text in _TEXTS:
+        path, allowed = f"{request.url.path:.300}", given.get("allow", "")
+        text = _TEXTS[text].format(
+            path=path, method=request.method, allowed=allowed, hint=hint
+        )
+    code = _CODES.get(error.status_code, "error")
+    ours = HttpError(error.status_code, text, code, headers)
     return _response(ErrorResponse.of(ours))
 
 
@@ -140,15 +142,13 @@ def _route_path(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-def _allowed(request: Request, known: str) -> Header:
-    """Return the header that names the methods; `known` are the methods that one route
-    has named.
-    """
+def _allowed(request: Request, known: str) -> str:
+    """Return the methods of a path; `known` are those that one route has named."""
     allowed: AllowedMethods | None = getattr(request.app.state, "allowed", None)
     methods = set() if allowed is None else allowed.of(_route_path(request.scope))
     # Otherwise the path is not part of the documented interface.
     methods = methods or set(filter(None, known.replace(" ", "").split(",")))
-    return (b"allow", with_free_methods(methods).encode())
+    return with_free_methods(methods)
 
 
 async def _validation(request: Request, error: Exception) -> Response:

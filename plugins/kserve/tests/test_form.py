@@ -186,7 +186,7 @@ def test_another_method_and_other_forms(gateway: ServedGateway) -> None:
         answer = gateway.client.get(path)
         assert answer.status_code == 405, answer.text
         assert "POST" in answer.headers["allow"]
-        assert "does not take GET" in answer.json()["error"]
+        assert "does not take GET; it takes OPTIONS, POST" in answer.json()["error"]
     rows = b'[{"input": [1, 2, 3, 4]}]'
     json_type = {"content-type": "application/json"}
     for body, headers in ((rows, json_type), (rows, {}), (b'{"input": 1}', json_type)):

@@ -22,6 +22,8 @@ def make_app() -> FastAPI:
         "ours": UnknownModel("x"),
         "engine": DeviceLost("device cpu:0 was lost"),
         "http": HTTPException(418, "short and stout", {"X-Pot": "tea"}),
+        "missing": HTTPException(404, 'no scale "x"; send {"scale": "y"}'),
+        "braces": HTTPException(400, 'send {"scale": "y"}'),
         "bug": RuntimeError("password=hunter2"),
     }
 
@@ -54,6 +56,8 @@ def ask(path: str, method: str = "GET") -> httpx.Response:
         ("/fail/engine", 503, "device_lost"),
         ("/fail/http", 418, "error"),
         ("/fail/bug", 500, "internal_error"),
+        ("/fail/missing", 404, "not_found"),
+        ("/fail/braces", 400, "error"),
         ("/none", 404, "not_found"),
         ("/number/x", 400, "invalid_request"),
     ],
@@ -72,6 +76,14 @@ def test_headers_of_errors_are_kept() -> None:
     response = ask("/fail/ours", "DELETE")
     assert response.status_code == 405
     assert response.headers["allow"] == "GET, HEAD, OPTIONS"
+
+
+def test_an_error_has_the_words_of_its_route_or_says_what_a_path_takes() -> None:
+    assert ask("/fail/missing").json()["error"] == 'no scale "x"; send {"scale": "y"}'
+    assert ask("/fail/braces").json()["error"] == 'send {"scale": "y"}'
+    assert ask("/none").json()["error"].startswith("Not Found: there is nothing at")
+    said = ask("/fail/ours", "DELETE").json()["error"]
+    assert said.endswith("/fail/ours does not take DELETE; it takes GET, HEAD, OPTIONS")
 
 
 def test_a_bug_says_nothing_of_our_inside() -> None:
