@@ -8,6 +8,7 @@ cannot run fails before requests depend on it. For threads; blocks.
 from __future__ import annotations
 
 import math
+import mmap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -315,20 +316,23 @@ def _synthetic(
 
 def _values(tensor: TensorSpec, shape: tuple[int, ...], data: str) -> Array:
     dtype = tensor.type.dtype
+    # A mapping of its own, because malloc would keep the memory (`prepare_process`).
+    size = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, size or 1, flags=mmap.MAP_PRIVATE)
+    values: Array = np.ndarray(shape, dtype, memory)
     if data == "zeros":
-        return np.zeros(shape, dtype)
-    if data == "random":
-        random = np.random.default_rng(SEED)
-        if tensor.type.kind != "f":
-            return random.integers(0, 2, shape).astype(dtype)
+        return values
+    random = np.random.default_rng(SEED) if data == "random" else None
+    if tensor.type.kind != "f":
+        values[...] = random.integers(0, 2, shape) if random else 1
+        return values
+    floats: Array = np.ones((), np.float32)
+    if random:
         floats = random.random(shape, np.float32)
-    else:
-        if tensor.type.kind != "f":
-            return np.ones(shape, dtype)
-        floats = np.ones(shape, np.float32)
     if tensor.data_type is DataType.BF16:  # BF16 is the upper half of FP32
-        return (floats.view(np.uint32) >> 16).astype(np.uint16)
-    return floats.astype(dtype)
+        floats = floats.view(np.uint32) >> 16
+    values[...] = floats
+    return values
 
 
 def _from_file(

@@ -5,6 +5,8 @@ Covers: app/config/warmup_config.py.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,35 @@ from app.spec import ModelSpec
 from engine import Device, DeviceManager, ModelRunner, ModelRunnerConfig
 from tests.engine import models
 from tests.support import WAIT
+
+# A process that keeps freed memory as the server does, and a runner that does nothing.
+PROGRAM = """
+from pathlib import Path
+from types import SimpleNamespace
+
+from app.repository.warmup import warm_up
+from app.spec import ModelSpec, TensorSpec
+from engine import keep_large_blocks
+
+
+def used():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if "RssAnon" in line)
+
+
+def submit(inputs, **options):
+    sizes.append(inputs["x"].nbytes)
+    assert used() > before + 30_000_000
+    return SimpleNamespace(wait=lambda seconds: True, done=True, error=None)
+
+
+assert keep_large_blocks(arenas=1, returns=False)
+spec = ModelSpec("m", "1", (TensorSpec.make("x", "FP32", (8_000_000,)),), ())
+sizes, before = [], used()
+warm_up(spec, SimpleNamespace(devices=[None], submit=submit), None, None)
+assert sizes == [32_000_000]
+assert used() < before + 8_000_000
+"""
 
 
 @pytest.fixture(scope="module")
@@ -209,3 +240,11 @@ def test_it_waits_for_no_company(
         spec = ModelSpec.from_runner("m", "1", runner)
         config = read_section(WarmupConfig, {"batch_sizes": [1]})
         assert warm_up(spec, runner, config, None)
+
+
+def test_the_memory_of_its_values_goes_back_to_the_system() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True, text=True, timeout=WAIT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
