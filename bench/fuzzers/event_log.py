@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from bench.fuzzers.clock import Clock
 
@@ -10,14 +11,17 @@ from bench.fuzzers.clock import Clock
 class EventLog:
     """The events of a simulator, with the time of its clock, and the faults found.
 
-    `counts` has the number of events by their first word.
+    `title` says what kind of world it is. `counts` has the number of events by their
+    first word, and `lived` by the entry of a table that they took, if there is one.
     """
 
     def __init__(self) -> None:
         self.clock = Clock()
+        self.title = ""
         self.log: list[str] = []
         self.faults: list[str] = []
         self.counts: Counter[str] = Counter()
+        self.lived: Counter[Any] = Counter()
 
     def say(self, what: str) -> None:
         self.counts[what.split()[0]] += 1

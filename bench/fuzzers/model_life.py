@@ -15,13 +15,10 @@ failed and the entries of the table `LIFE` that no seed reached;
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
-import logging
 import random
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future
@@ -68,14 +65,9 @@ from app.serving.table import ModelEntry, ModelTable, infer_path
 from app.serving.timeout_policy import TimeoutPolicy
 from app.spec import ModelSpec
 from app.stage import Phase, Stage
-from bench.fuzzers.clock import (
-    SimulatedLoop,
-    Stuck,
-    patches,
-    ruled_by,
-    use_no_compiled_modules,
-)
+from bench.fuzzers.clock import SimulatedLoop, Stuck, patches, ruled_by
 from bench.fuzzers.event_log import EventLog
+from bench.fuzzers.seeds import run_seeds
 from engine import (
     DeadlineExceeded,
     Device,
@@ -494,8 +486,6 @@ class World(EventLog):
         self.random = chance = random.Random(seed)
         self.loop = SimulatedLoop(self.clock)
         self.loop.set_exception_handler(self._unhandled)
-        #: The entries of `LIFE` that occurred.
-        self.lived: Counter[tuple[State, Event]] = Counter()
         self._events = events
         self._jumped = 0.0
         self._numbers = itertools.count(1)
@@ -510,6 +500,7 @@ class World(EventLog):
         self._asked: list[tuple[asyncio.Task[None], Asked]] = []
         self._is_ending = False
         self.mode = chance.choice((*ControlMode, ControlMode.MANAGED))
+        self.title = self.mode.value
         self.does_poll = self.mode is ControlMode.POLL or chance.random() < 0.2
         self.lazily = chance.random() < 0.5
         self.limit = chance.choice((0, 3, 4, 6))
@@ -1014,33 +1005,11 @@ def unreached(lived: Counter[tuple[State, Event]]) -> list[tuple[State, Event]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("count", type=int, nargs="?", default=1000, help="seeds to run")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--seed", type=int, help="run this one and print its events")
-    options = parser.parse_args()
-    use_no_compiled_modules()
-    logging.disable()
-    if options.seed is not None:
-        world = simulate(options.seed)
-        print(*world.log, *world.faults, sep="\n")
-        return bool(world.faults)
-    total: Counter[str] = Counter()
-    lived: Counter[tuple[State, Event]] = Counter()
-    failed = 0
-    began = time.monotonic()
-    for seed in range(options.first, options.first + options.count):
-        world = simulate(seed)
-        total.update(world.counts)
-        lived.update(world.lived)
-        if world.faults:
-            failed += 1
-            print(f"seed {seed} ({world.mode.value}): {world.faults[0]}", flush=True)
-    seconds = time.monotonic() - began
-    print(f"{options.count} seeds in {seconds:.1f} s, {failed} failed; {total}")
-    never = [f"{event.name} in {state.name}" for state, event in unreached(lived)]
-    print(f"never: {', '.join(never) or 'nothing'}")
-    return bool(failed)
+    failed, lived = run_seeds(__doc__, simulate)
+    if lived:
+        never = [f"{event.name} in {state.name}" for state, event in unreached(lived)]
+        print(f"never: {', '.join(never) or 'nothing'}")
+    return failed
 
 
 if __name__ == "__main__":

@@ -9,21 +9,18 @@ between two batches and while a program runs. In some worlds the devices have a 
 model, so large requests run in a second thread; the world decides which of the two
 threads goes on. At the end every request has an answer, and each answer is checked.
 
-`python -m bench.fuzzers.simulator 100000` runs so many seeds and prints what failed;
+`python -m bench.fuzzers.simulator 100000` runs so many seeds, a process on each core,
+and prints what failed;
 `python -m bench.fuzzers.simulator --seed 7` prints the events of one.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
-import logging
 import os
 import random
 import sys
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,8 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.fuzzers.clock import patches, ruled_by, use_no_compiled_modules
+from bench.fuzzers.clock import patches, ruled_by
 from bench.fuzzers.event_log import EventLog
+from bench.fuzzers.seeds import run_seeds
 from engine import (
     Cancelled,
     DataDesc,
@@ -499,6 +497,7 @@ class World(EventLog):
             drops_cancelled=chance.random() < 0.5,
             look_ahead=chance.choice((-1, 0, 1)),
         )
+        self.title = f"{self.kind}, {self.policy}"
         self.levels = chance.choice((0, 0, 2))
         self.is_weighted = chance.random() < 0.2
         # A choice of its own, so that a seed of one model stays what it was.
@@ -897,37 +896,8 @@ def simulate(seed: int, events: int = 60, models: int = 0) -> World:
     return world
 
 
-def _seeds(first: int, count: int, report: Callable[[World, int], None]) -> float:
-    began = time.monotonic()
-    for seed in range(first, first + count):
-        report(simulate(seed), seed)
-    return time.monotonic() - began
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("count", type=int, nargs="?", default=1000, help="seeds to run")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--seed", type=int, help="run this one and print its events")
-    options = parser.parse_args()
-    use_no_compiled_modules()
-    if options.seed is not None:
-        world = simulate(options.seed)
-        print(world.kind, world.policy, *world.log, *world.faults, sep="\n")
-        return bool(world.faults)
-    logging.disable()
-    total: Counter[str] = Counter()
-    failed: list[int] = []
-
-    def report(world: World, seed: int) -> None:
-        total.update(world.counts)
-        if world.faults:
-            failed.append(seed)
-            print(f"seed {seed} ({world.kind}): {world.faults[0]}", flush=True)
-
-    seconds = _seeds(options.first, options.count, report)
-    print(f"{options.count} seeds in {seconds:.1f} s, {len(failed)} failed; {total}")
-    return bool(failed)
+    return run_seeds(__doc__, simulate)[0]
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
 
 from bench.fuzzers.simulator import KINDS, simulate
+from bench.servers.server import ROOT
 from engine.worker import scheduler
+from tests.support import WAIT
 
 #: Compiled code looks at the machine's clock.
 pytestmark = pytest.mark.skipif(
@@ -51,3 +55,15 @@ def test_a_seed_is_one_schedule() -> None:
     assert first.counts == second.counts
     times = ([line.split()[0] for line in world.log] for world in (first, second))
     assert next(times) == next(times)
+
+
+def test_several_processes_run_all_seeds() -> None:
+    command = [sys.executable, "-m", "bench.fuzzers.simulator", "120"]
+    done = subprocess.run(
+        [*command, "--processes", "2"],
+        cwd=ROOT, capture_output=True, text=True, timeout=WAIT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    expected = sum(simulate(seed).counts["submit"] for seed in range(120))
+    assert done.stdout.startswith("120 seeds in "), done.stdout
+    assert f"0 failed; Counter({{'submit': {expected}," in done.stdout
