@@ -10,9 +10,10 @@ so every name is the same in both forms.
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from app.observe.histogram import LATENCY_BUCKETS, NS_PER_SECOND, Histogram
 from app.observe.metrics import BatchMetrics, ModelMetrics
@@ -128,6 +129,7 @@ _TOKEN_COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics], int]], ...] = (
     ("popgate_padded_tokens_total", "Tokens that ran for them, padding included",
      lambda m: m.tokens.padded),
 )  # fmt: skip
+_BATCH_LE = (*(f"{bound}.0" for bound in BATCH_BUCKETS), "+Inf")
 _TOKENS_LE = (*(f"{bound}.0" for bound in TOKEN_BUCKETS), "+Inf")
 
 
@@ -209,13 +211,8 @@ def _tokens(
     text = "Tokens of the batches that the model has run, padding included"
     lines = []
     for m, labels in labelled:
-        found = m.tokens
-        total = 0.0
-        for bound, share in zip(_TOKENS_LE, found.batches, strict=True):
-            total += share
-            lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {int(total + 0.5)}')
-        lines.append(f"{name}_sum{{{labels}}} {found.padded}")
-        lines.append(f"{name}_count{{{labels}}} {int(total + 0.5)}")
+        counts = [int(total + 0.5) for total in accumulate(m.tokens.batches)]
+        lines += _lines(name, labels, _TOKENS_LE, counts, str(m.tokens.padded))
     yield family_text(name, "histogram", text, lines, is_open)
     name = "popgate_tokenizing_duration_seconds"
     text = "Time of tokenizing the texts of one request, successful requests"
@@ -252,27 +249,34 @@ def _failures(models: Iterable[ModelMetrics], is_open: bool) -> str:
 
 def _batch_lines(
     name: str, labels: str, batches: Mapping[int, BatchMetrics]
-) -> Iterator[str]:
-    sizes = sorted(batches.items())
-    for bound in (*BATCH_BUCKETS, math.inf):
-        # Not by `str`: in compiled code all bounds are floats, so 4 would be written as
-        # 4.0.
-        le = "+Inf" if bound == math.inf else f"{bound:.1f}"
-        # OpenMetrics requires whole batches, and a sum of shares is never quite whole.
-        count = int(sum(batch.share for rows, batch in sizes if rows <= bound) + 0.5)
-        yield f'{name}_bucket{{{labels},le="{le}"}} {count}'
-    rows_run = sum(rows * batch.share for rows, batch in sizes)
-    yield f"{name}_sum{{{labels}}} {rows_run:.6f}"
-    yield f"{name}_count{{{labels}}} {count}"
+) -> list[str]:
+    sizes = sorted(batches)
+    sums = [0.0, *accumulate(batches[rows].share for rows in sizes)]
+    ends = [*(bisect_right(sizes, bound) for bound in BATCH_BUCKETS), -1]
+    rows_run = sum(rows * batches[rows].share for rows in sizes)
+    # OpenMetrics requires whole batches, and a sum of shares is never quite whole.
+    counts = [int(sums[end] + 0.5) for end in ends]
+    return _lines(name, labels, _BATCH_LE, counts, f"{rows_run:.6f}")
 
 
 def _histogram_lines(
     name: str, labels: str, histogram: Histogram, exemplars: Mapping[int, str]
-) -> Iterator[str]:
-    total = 0
-    for number, (le, count) in enumerate(zip(_LE, histogram.counts, strict=True)):
-        total += count
-        line = f'{name}_bucket{{{labels},le="{le}"}} {total}'
-        yield line + exemplars.get(number, "")
-    yield f"{name}_sum{{{labels}}} {histogram.sum_ns / NS_PER_SECOND:.9f}"
-    yield f"{name}_count{{{labels}}} {total}"
+) -> list[str]:
+    counts = list(accumulate(histogram.counts))
+    seconds = f"{histogram.sum_ns / NS_PER_SECOND:.9f}"
+    lines = _lines(name, labels, _LE, counts, seconds)
+    for number, exemplar in exemplars.items():
+        lines[number] += exemplar
+    return lines
+
+
+def _lines(
+    name: str, labels: str, bounds: Sequence[str], counts: Sequence[int], amount: str
+) -> list[str]:
+    """Return the lines of a histogram: its counts up to each bound, and their sum."""
+    start = f'{name}_bucket{{{labels},le="'
+    return [
+        *[f'{start}{le}"}} {n}' for le, n in zip(bounds, counts, strict=True)],
+        f"{name}_sum{{{labels}}} {amount}",
+        f"{name}_count{{{labels}}} {counts[-1]}",
+    ]
