@@ -91,7 +91,14 @@ class Viewer:
         return self.owner is None or (self.owner == owner and owner != "")
 
 
-def get_viewer(request: Request) -> Viewer:
+# Dependencies of routes are coroutines. FastAPI runs other functions in threads.
+
+
+async def _get_gateway(request: Request) -> Gateway:
+    return get_gateway(request)
+
+
+async def _get_viewer(request: Request) -> Viewer:
     keys = get_gateway(request).keys
     has_keys = keys.path is not None
     key = request.scope.get(HOLDER) if has_keys else None
@@ -106,8 +113,8 @@ _KEY = HTTPBearer(
 )
 
 
-GatewayOf = Annotated[Gateway, Depends(get_gateway)]
-ViewerOf = Annotated[Viewer, Depends(get_viewer)]
+GatewayOf = Annotated[Gateway, Depends(_get_gateway)]
+ViewerOf = Annotated[Viewer, Depends(_get_viewer)]
 #: Only for the OpenAPI document: the access control decides (app/http/access.py).
 MANAGEMENT = [Security(_KEY)]
 

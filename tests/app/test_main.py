@@ -6,6 +6,7 @@ Covers: app/gateway.py, app/assembly.py.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
 import app
 from app.api.plugin_routes import plugin_routes
@@ -62,6 +64,19 @@ def test_routes_are_made_once() -> None:
     api = create_api(gateway_of(settings), added)
     for router in (*ROUTERS, *(one.router for one in added)):
         assert all(route in api.routes for route in router.routes)
+
+
+def test_no_route_needs_a_thread() -> None:
+    """FastAPI runs endpoints and dependencies that are no coroutines in threads."""
+    settings = Settings(devices=DEVICES)
+    api = create_api(gateway_of(settings), plugin_routes(settings))
+    left = [route.dependant for route in api.routes if isinstance(route, APIRoute)]
+    assert len(left) > len(ROUTERS)
+    while left:
+        one = left.pop()
+        left += one.dependencies
+        call = one.call if inspect.isroutine(one.call) else type(one.call).__call__
+        assert inspect.iscoroutinefunction(call), one.call
 
 
 def test_a_bad_specification_is_told_at_once() -> None:

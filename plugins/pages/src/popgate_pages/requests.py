@@ -36,7 +36,7 @@ def _only_digits(value: object) -> object:
 DIGITS = BeforeValidator(_only_digits)
 
 
-def _pages_are_on(gateway: GatewayOf) -> None:
+async def _pages_are_on(gateway: GatewayOf) -> None:
     if gateway.settings.no_pages:
         msg = "Not Found: the pages and their data are turned off (--no-pages)"
         raise HttpError(404, msg, "not_found")
