@@ -40,6 +40,8 @@ _COLON, _OPEN, _CLOSE = b":[]"
 _ESCAPE = ord("\\")
 _ESCAPES = re.compile(rb"\\*")
 _SPACE = b" \t\r\n"
+# Keys of lists in a request that are no tensors.
+_NO_TENSORS = frozenset(("outputs", "shape"))
 _BRACES = np.zeros(256, np.bool_)
 _BRACES[list(b":{}")] = True
 
@@ -161,7 +163,8 @@ def _put_in(value: Any, lists: dict[str, LongList], left: list[int], depth: int)
         return found
     if depth and type(value) is dict:
         for key, item in value.items():
-            value[key] = _put_in(item, lists, left, depth - 1)
+            found = _put_in(item, lists, left, depth - 1)
+            value[key] = listed(found) if key in _NO_TENSORS else found
     elif depth and type(value) is list:
         for index, item in enumerate(value):
             value[index] = _put_in(item, lists, left, depth - 1)

@@ -25,6 +25,7 @@ from app.errors import BodyTooLarge, InvalidRequest, InvalidTensor, MalformedBod
 from app.limits import DEFAULT_LIMITS
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
+from tests.app.codec import samples
 
 
 def padded(data: str, **more: object) -> bytes:
@@ -211,3 +212,30 @@ def test_leading_dimensions_may_be_missing_at_any_size(size: tuple[int, int]) ->
     read = codec.decode(None, None, None, [body]).inputs["x"]
     assert read.shape == (1, *size)
     assert np.array_equal(read.numpy()[0], values)
+
+
+def test_names_of_outputs_may_take_many_bytes() -> None:
+    names = [f"{number:0200}" for number in range(1000)]
+    spec = samples.model(out=tuple((name, "FP32", (-1,)) for name in names))
+    document = {"inputs": {"x": [1.0] * 200_000}, "outputs": names}
+    body = json.dumps(document).encode()
+    assert len(body) > LARGE
+    request = ModelCodec(spec, DEFAULT_LIMITS).decode(None, None, None, [body])
+    assert request.outputs == tuple(names)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"id": [1] * 300_000}, "'id' must be a string, got a list"),
+        ({"outputs": [1] * 300_000}, "'outputs' has 300000 entries"),
+        ({"parameters": {"timeout": [1] * 300_000}}, "'string', got a list"),
+    ],
+)
+def test_a_long_list_that_is_no_tensor_is_called_a_list(
+    more: dict[str, Any], words: str
+) -> None:
+    body = json.dumps({"inputs": {"x": [1.0]}, **more}).encode()
+    with pytest.raises(InvalidRequest) as caught:
+        samples.codec().decode(None, None, None, [body])
+    assert words in str(caught.value)
