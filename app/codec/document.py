@@ -22,7 +22,7 @@ from app.codec.request_options import (
     read_outputs,
     read_parameters,
 )
-from app.codec.shapes import check_depth
+from app.codec.shapes import check_depth, shown
 from app.errors import BodyTooLarge, InvalidRequest, InvalidTensor
 from app.limits import Limits
 from app.regions import Regions
@@ -73,7 +73,7 @@ class DocumentReader:
         if type(document) is not dict:
             msg = (
                 "expected an inference request, an object with 'inputs', "
-                f"got {type(document).__name__}; send {self._form()}, or rows as "
+                f"got {shown(document)}; send {self._form()}, or rows as "
                 "'instances' to :predict"
             )
             raise InvalidRequest(msg)
@@ -105,7 +105,7 @@ class DocumentReader:
         if identifier is not None:
             known += 1
             if type(identifier) is not str:
-                msg = f"'id' must be a string, got {type(identifier).__name__}"
+                msg = f"'id' must be a string, got {shown(identifier)}"
                 raise InvalidRequest(msg)
             request.id = identifier or None  # an empty id counts as none
         if len(document) > known:  # fields unknown to the protocol are ignored
@@ -146,7 +146,7 @@ class DocumentReader:
         self, request: InferRequest, inputs: object, maybe_bool: bool
     ) -> None:
         if type(inputs) is not dict:
-            what = "is missing" if inputs is None else f"is {type(inputs).__name__}"
+            what = "is missing" if inputs is None else f"is {shown(inputs)}"
             msg = f"'inputs' {what}; expected a list of inputs or an object by name"
             raise InvalidRequest(f"{msg}, as in {self._form()}")
         null_is_nan = request.null_is_nan
@@ -159,7 +159,7 @@ class DocumentReader:
         found = self._inputs.get(name) if type(name) is str else None
         if found is None:
             if type(name) is not str:
-                msg = f"'name' of an input must be a string, got {name!r:.80}"
+                msg = f"'name' of an input must be a string, got {shown(name)}"
                 raise InvalidRequest(msg)
             msg = (
                 f"unexpected inference input '{name:.200}' for model "
@@ -179,7 +179,7 @@ class DocumentReader:
         for item in items:
             if type(item) is not dict:
                 check_depth(items, self._limits, 1)
-                msg = f"an input must be an object, got {type(item).__name__}"
+                msg = f"an input must be an object, got {shown(item)}"
                 raise InvalidRequest(msg)
             get = item.get
             given = get("name")
@@ -215,8 +215,9 @@ class DocumentReader:
         if found is not None and datatype == found.datatype:
             return found
         also = "" if found is None else f" or '{found.datatype}'"
+        given = f"'{datatype:.80}'" if isinstance(datatype, str) else shown(datatype)
         msg = (
-            f"inference input '{name}' data-type is '{datatype!s:.80}', but "
+            f"inference input '{name}' data-type is {given}, but "
             f"model '{self.spec.name}' expects '{model_input.datatype}'{also}"
         )
         raise InvalidTensor(msg)
@@ -235,7 +236,8 @@ class DocumentReader:
         if parameters is None:
             parameters = {}
         elif type(parameters) is not dict:
-            raise InvalidRequest(f"'parameters' of input '{name}' must be an object")
+            msg = f"'parameters' of input '{name}' must be an object"
+            raise InvalidRequest(f"{msg}, got {shown(parameters)}")
         size = parameters.get("binary_data_size")
         region = parameters.get("shared_memory_region")
         sources = (data is not None) + (size is not None) + (region is not None)
@@ -301,7 +303,7 @@ class DocumentReader:
         if type(size) is not int or size < 0:
             msg = (
                 f"'binary_data_size' of input '{name}' must be a non-negative "
-                f"integer, got {size!r:.80}"
+                f"integer, got {shown(size)}"
             )
             raise InvalidRequest(msg)
         left = 0 if tail is None else tail.left

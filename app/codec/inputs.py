@@ -22,6 +22,7 @@ from app.codec.shapes import (
     fits,
     flatten,
     parse_shape,
+    shown,
     written,
 )
 from app.errors import BodyTooLarge, InvalidTensor, larger_than_allowed
@@ -193,7 +194,7 @@ class Input:
         if shape:
             msg = (
                 f"'data' of input '{self.name}' must be a list "
-                f"of {counted(count, 'element')}, got {type(data).__name__}"
+                f"of {counted(count, 'element')}, got {shown(data)}"
             )
             raise InvalidTensor(msg)
         return None

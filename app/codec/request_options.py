@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from app.codec.messages import InferRequest, nan_policy
-from app.codec.shapes import check_depth
+from app.codec.shapes import check_depth, shown
 from app.errors import HttpError, InvalidRequest
 from app.limits import Limits
 from app.regions import Extent
@@ -20,7 +20,7 @@ _UNSORTED = ("b", "s")  # kinds of datatypes whose values are not ranked
 def read_parameters(request: InferRequest, parameters: object, limits: Limits) -> None:
     """Apply the parameters of a document. Raises InvalidRequest."""
     if type(parameters) is not dict:
-        msg = f"'parameters' must be an object, got {type(parameters).__name__}"
+        msg = f"'parameters' must be an object, got {shown(parameters)}"
         raise InvalidRequest(msg)
     for key, value in parameters.items():
         if isinstance(value, dict | list):
@@ -33,13 +33,13 @@ def read_parameters(request: InferRequest, parameters: object, limits: Limits) -
     timeout = parameters.get("timeout")
     if timeout:
         if type(timeout) is not int or timeout < 0:
-            msg = f"'timeout' must be an integer, in microseconds, got {timeout!r:.80}"
+            msg = f"'timeout' must be an integer, in microseconds, got {shown(timeout)}"
             raise InvalidRequest(msg)
         request.timeout = min(timeout, 1 << 62) / _US_PER_S
     priority = parameters.get("priority")
     if priority:
         if type(priority) is not int or priority < 0:
-            msg = f"'priority' must be an integer, 1 or more, got {priority!r:.80}"
+            msg = f"'priority' must be an integer, 1 or more, got {shown(priority)}"
             raise InvalidRequest(msg)
         request.priority = priority
     if "nan" in parameters:
@@ -47,7 +47,7 @@ def read_parameters(request: InferRequest, parameters: object, limits: Limits) -
     missing = parameters.get("missing")
     if missing is not None:
         if missing not in ("nan", "refuse"):
-            msg = f"'missing' must be one of 'nan', 'refuse', got {missing!r:.80}"
+            msg = f"'missing' must be one of 'nan', 'refuse', got {shown(missing)}"
             raise InvalidRequest(msg)
         request.null_is_nan = missing == "nan"
 
@@ -55,7 +55,7 @@ def read_parameters(request: InferRequest, parameters: object, limits: Limits) -
 def _check_parameter(key: object, value: object) -> None:
     """Refuse request parameters that the protocol does not allow."""
     if type(key) is not str:
-        msg = f"the name of a parameter must be a string, got {key!r:.80}"
+        msg = f"the name of a parameter must be a string, got {shown(key)}"
         raise InvalidRequest(msg)
     if key.startswith("triton_"):
         msg = (
@@ -66,7 +66,7 @@ def _check_parameter(key: object, value: object) -> None:
     if value is not None and not isinstance(value, str | int | float):
         msg = (
             f"parameter '{key:.80}' has invalid type. It should be either 'int', "
-            f"'bool', 'double' or 'string', got {type(value).__name__}"
+            f"'bool', 'double' or 'string', got {shown(value)}"
         )
         raise InvalidRequest(msg)
 
@@ -76,7 +76,7 @@ def read_outputs(
 ) -> None:
     """Read `outputs` of a document into `request`. Raises InvalidRequest."""
     if type(items) is not list:
-        raise InvalidRequest(f"'outputs' must be a list, got {type(items).__name__}")
+        raise InvalidRequest(f"'outputs' must be a list, got {shown(items)}")
     if not items:
         return
     if len(items) > limits.max_inputs:
@@ -89,10 +89,12 @@ def read_outputs(
     for item in items:
         is_object = type(item) is dict
         name = item.get("name") if is_object else item
-        output = spec.outputs_by_name.get(name) if type(name) is str else None
+        is_name = isinstance(name, str)
+        output = spec.outputs_by_name.get(name) if is_name else None
         if output is None:
+            given = f"'{name:.200}'" if is_name else shown(name)
             msg = (
-                f"unexpected inference output '{name!s:.200}' for model "
+                f"unexpected inference output {given} for model "
                 f"'{spec.name}'. Expected some of {quoted(spec.outputs_by_name)}."
             )
             raise InvalidRequest(msg)
@@ -109,7 +111,8 @@ def _read_output_parameters(
 ) -> None:
     name = output.name
     if type(parameters) is not dict:
-        raise InvalidRequest(f"'parameters' of output '{name}' must be an object")
+        msg = f"'parameters' of output '{name}' must be an object"
+        raise InvalidRequest(f"{msg}, got {shown(parameters)}")
     binary = parameters.get("binary_data")
     if binary is not None:
         by_name = request.binary_by_name
@@ -136,7 +139,7 @@ def _read_classes(request: InferRequest, output: TensorSpec, count: object) -> N
     if type(count) is not int or count < 0:
         msg = (
             f"'classification' of output '{output.name}' must be a number of classes, "
-            f"got {count!r:.80}"
+            f"got {shown(count)}"
         )
         raise InvalidRequest(msg)
     if output.type.kind in _UNSORTED:
@@ -152,7 +155,7 @@ def extent_of(what: str, parameters: dict[str, Any]) -> Extent:
     """Return the place in shared memory that parameters name. Raises InvalidRequest."""
     region = parameters["shared_memory_region"]
     if type(region) is not str:
-        msg = f"'shared_memory_region' of {what} must be a string, got {region!r:.80}"
+        msg = f"'shared_memory_region' of {what} must be a string, got {shown(region)}"
         raise InvalidRequest(msg)
     numbers = []
     for key, value in (
@@ -162,7 +165,7 @@ def extent_of(what: str, parameters: dict[str, Any]) -> Extent:
         if type(value) is not int or value < 0:
             msg = (
                 f"'{key}' of {what} must be a number of bytes beside "
-                f"'shared_memory_region', got {value!r:.80}"
+                f"'shared_memory_region', got {shown(value)}"
             )
             raise InvalidRequest(msg)
         numbers.append(value)
@@ -194,5 +197,5 @@ def quoted(names: Iterable[str]) -> str:
 def boolean(name: str, value: object) -> bool:
     """Return `value`, which must be a boolean; raises InvalidRequest."""
     if type(value) is not bool:
-        raise InvalidRequest(f"'{name}' must be true or false, got {value!r:.80}")
+        raise InvalidRequest(f"'{name}' must be true or false, got {shown(value)}")
     return value

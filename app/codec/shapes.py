@@ -24,13 +24,27 @@ def written(shape: Shape | list[int] | None) -> str:
     return "[" + ",".join(map(str, shape)) + "]"
 
 
+def shown(value: object) -> str:
+    """Return a value of a document as error messages show it.
+
+    A list or an object may be long, and nested deeper than Python can write.
+    """
+    if isinstance(value, dict):
+        return "an object"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, str | bytes | int | float):
+        return f"{value!r:.80}"
+    return "bytes" if isinstance(value, memoryview) else "a list"
+
+
 def parse_shape(name: str, shape: object, limits: Limits) -> Shape:
     """Return a shape from a document.
 
     Raises InvalidRequest if it is not a shape, or absurd.
     """
     if type(shape) is not list:
-        what = "is missing" if shape is None else f"is {shape!r:.80}"
+        what = "is missing" if shape is None else f"is {shown(shape)}"
         msg = f"'shape' of input '{name}' {what}; expected a list of integers"
         raise InvalidRequest(msg)
     if len(shape) > limits.max_rank:
@@ -43,7 +57,7 @@ def parse_shape(name: str, shape: object, limits: Limits) -> Shape:
         if type(dim) is not int or dim < 0:
             msg = (
                 "Unable to parse 'shape': attempt to access JSON non-unsigned-integer "
-                f"as unsigned-integer (input '{name}' has dimension {dim!r:.80})"
+                f"as unsigned-integer (input '{name}' has dimension {shown(dim)})"
             )
             raise InvalidShape(msg)
     count_elements(name, shape, limits)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from app.codec import ModelCodec
-from app.errors import NotRepresentable
+from app.errors import InvalidRequest, NotRepresentable
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
 from popgate_kserve.form import decode_predict, encode_predict
@@ -87,7 +87,7 @@ def test_bytes(triton: ServedGateway) -> None:
     ("body", "text"),
     [
         ({}, "expected a JSON object with either 'instances' or 'inputs'"),
-        ([], "expected a JSON object with either"),
+        ([], "with either 'instances' or 'inputs', got a list"),
         ({"instances": [ROW], "inputs": [ROW]}, "either 'instances' or 'inputs'"),
         ({"instances": []}, "must be a list with at least one instance"),
         ({"instances": ROW}, "4 instances have shape [1, 4]"),
@@ -95,7 +95,10 @@ def test_bytes(triton: ServedGateway) -> None:
         ({"instances": [{"no": ROW}]}, "unexpected input 'no' for model 'affine'"),
         ({"instances": [{"input": ROW}, {}]}, "instance 1 has other keys"),
         ({"instances": [["x"] * 4]}, "element 0 of input 'input' is the string"),
-        ({"instances": [[{"b64": "AA=="}] * 4]}, "(FP32) is an object"),
+        (
+            {"instances": [[{"b64": "AA=="}] * 4]},
+            "(FP32) is an object; expected a value",
+        ),
         ({"instances": [[None] * 4], "parameters": {"missing": "refuse"}}, "'missing'"),
         ({"instances": [ROW], "parameters": [1]}, "'parameters' must be an object"),
         (
@@ -134,6 +137,13 @@ def codec(*shape: int) -> ModelCodec:
     outputs = (TensorSpec.make("y", "FP32", shape), TensorSpec.make("z_bytes", "BYTES"))
     inputs = (TensorSpec.make("x", "INT64", (-1,)),)
     return ModelCodec(ModelSpec("m", "1", inputs, outputs))
+
+
+def test_no_nesting_is_too_deep_for_its_refusal() -> None:
+    deep = b"[" * 900 + b"]" * 900
+    body = b'{"instances": [1], "parameters": {"extra_columns": %b}}' % deep
+    with pytest.raises(InvalidRequest, match="or 'refuse', got a list"):
+        decode_predict(codec(-1), [body])
 
 
 def encode(form: str, y: Any, z: list[bytes]) -> Any:

@@ -82,10 +82,10 @@ def test_not_an_object(document: Any) -> None:
     ("document", "words"),
     [
         ({}, "'inputs' is missing"),
-        ({"inputs": 5}, "'inputs' is int"),
-        ({"inputs": [5]}, "an input must be an object, got int"),
+        ({"inputs": 5}, "'inputs' is 5"),
+        ({"inputs": [5]}, "an input must be an object, got 5"),
         (of_inputs(entry(name=5)), "'name' of an input must be a string, got 5"),
-        (of_inputs(entry(name=...)), "'name' of an input must be a string, got None"),
+        (of_inputs(entry(name=...)), "'name' of an input must be a string, got null"),
         (of_inputs(entry(name=["x"])), "'name' of an input must be a string"),
         (
             of_inputs(entry(name="q")),
@@ -96,13 +96,13 @@ def test_not_an_object(document: Any) -> None:
             of_inputs(entry(datatype="INT64")),
             "inference input 'x' data-type is 'INT64', but model 'm' expects 'FP32'",
         ),
-        (of_inputs(entry(datatype=...)), "data-type is 'None'"),
-        (of_inputs(entry(datatype=[1])), "data-type is '[1]'"),
+        (of_inputs(entry(datatype=...)), "data-type is null"),
+        (of_inputs(entry(datatype=[1])), "data-type is a list"),
         (of_inputs(entry(shape=...)), "'shape' of input 'x' is missing"),
         (of_inputs(entry(shape=2)), "'shape' of input 'x' is 2"),
         (of_inputs(entry(shape=["2"])), "attempt to access JSON non-unsigned-integer"),
         (of_inputs(entry(shape=[2.0])), "as unsigned-integer"),
-        (of_inputs(entry(shape=[True])), "input 'x' has dimension True"),
+        (of_inputs(entry(shape=[True])), "input 'x' has dimension true"),
         (of_inputs(entry(shape=[-1])), "input 'x' has dimension -1"),
         (
             of_inputs(entry(shape=[2**62])),
@@ -135,7 +135,10 @@ def test_not_an_object(document: Any) -> None:
             "the shape holds 2 elements, 'data' has 3",
         ),
         (of_inputs(entry(data=[[1, "2"]])), "element 1 of input 'x' is the string '2'"),
-        (of_inputs(entry(parameters=5)), "'parameters' of input 'x' must be an object"),
+        (
+            of_inputs(entry(parameters=5)),
+            "'parameters' of input 'x' must be an object, got 5",
+        ),
         (
             of_inputs(entry(parameters={"binary_data_size": 8})),
             "Input must set only one of the following fields:",
@@ -182,15 +185,15 @@ def test_not_an_object(document: Any) -> None:
             ),
             "cannot set both 'shared_memory_region' and 'binary_data'",
         ),
-        (of_inputs(entry(), id=5), "'id' must be a string, got int"),
-        (of_inputs(entry(), parameters=[1]), "'parameters' must be an object"),
+        (of_inputs(entry(), id=5), "'id' must be a string, got 5"),
+        (of_inputs(entry(), parameters=[1]), "must be an object, got a list"),
         (
             of_inputs(entry(), parameters={"triton_x": 1}),
             "parameter keys starting with 'triton_' are reserved",
         ),
         (
             of_inputs(entry(), parameters={"a": [1]}),
-            "should be either 'int', 'bool', 'double' or 'string', got list",
+            "should be either 'int', 'bool', 'double' or 'string', got a list",
         ),
         (
             of_inputs(entry(), parameters={"timeout": -1}),
@@ -205,8 +208,8 @@ def test_not_an_object(document: Any) -> None:
             "'binary_data_output' must be true or false, got 1",
         ),
         (of_inputs(entry(), parameters={"nan": "x"}), "'nan' must be one of 'literal'"),
-        (of_inputs(entry(), outputs={}), "'outputs' must be a list, got dict"),
-        (of_inputs(entry(), outputs=[5]), "unexpected inference output '5'"),
+        (of_inputs(entry(), outputs={}), "'outputs' must be a list, got an object"),
+        (of_inputs(entry(), outputs=[5]), "unexpected inference output 5 for"),
         (
             of_inputs(entry(), outputs=[{"name": "q"}]),
             "unexpected inference output 'q'",
@@ -217,7 +220,7 @@ def test_not_an_object(document: Any) -> None:
         ),
         (
             of_inputs(entry(), outputs=[{"name": "y", "parameters": 5}]),
-            "'parameters' of output 'y' must be an object",
+            "'parameters' of output 'y' must be an object, got 5",
         ),
         (
             of_inputs(
@@ -253,6 +256,30 @@ def test_values_that_are_no_lists_are_named(value: object, words: str) -> None:
     codec = samples.codec(samples.model(shape=(-1, 4)))
     expected = f"input 'x' is {words}; expected nested lists [-1,4]"
     assert refusal({"inputs": {"x": value}}, codec) == expected
+
+
+DEEP: Any = json.loads("[" * 900 + "]" * 900)
+OF_OUTPUTS = ("binary_data", "classification", "shared_memory_region")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        *(of_inputs(entry(**{k: DEEP})) for k in ("name", "shape", "datatype", "data")),
+        of_inputs(entry(shape=[DEEP])),
+        of_inputs(entry(data=..., parameters={"binary_data_size": DEEP})),
+        of_inputs(entry(), id=DEEP),
+        of_inputs(entry(), outputs=[DEEP]),
+        *(
+            of_inputs(entry(), outputs=[{"name": "y", "parameters": {k: DEEP}}])
+            for k in OF_OUTPUTS
+        ),
+    ],
+)
+def test_no_nesting_is_too_deep_for_its_refusal(document: Any) -> None:
+    body = Body(json.dumps(document).encode())
+    with pytest.raises(RequestError, match=r"list|nest"):
+        body.decode(samples.codec())
 
 
 def test_missing_inputs() -> None:

@@ -22,7 +22,7 @@ from app.codec.json_text import check_json_size
 from app.codec.messages import Body, InferRequest, NanPolicy, Response, json_response
 from app.codec.model import ModelCodec
 from app.codec.outputs import Output, texts_of
-from app.codec.shapes import discover
+from app.codec.shapes import discover, shown
 from app.errors import InvalidRequest, InvalidTensor, NotRepresentable
 from app.give_way import AT_ONCE, BLOCK, give_way
 from app.limits import Limits
@@ -72,7 +72,7 @@ def decode_predict(codec: ModelCodec, body: Body) -> tuple[InferRequest, int | N
         "inputs" in document
     ):
         msg = "expected a JSON object with either 'instances' or 'inputs'"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"{msg}, got {shown(document)}")
     unknown = [key for key in document if key not in _KEYS]
     if unknown:
         msg = f"unexpected key '{unknown[0]:.80}'; expected one of {', '.join(_KEYS)}"
@@ -172,7 +172,7 @@ def _ignores_extra(parameters: object, default: str) -> bool:
         extra = parameters.get("extra_columns")
     extra = default if extra is None else extra
     if extra not in ("ignore", "refuse"):
-        msg = f"'extra_columns' must be 'ignore' or 'refuse', got {extra!r:.80}"
+        msg = f"'extra_columns' must be 'ignore' or 'refuse', got {shown(extra)}"
         raise InvalidRequest(msg)
     return extra == "ignore"
 
@@ -180,7 +180,8 @@ def _ignores_extra(parameters: object, default: str) -> bool:
 def by_input(spec: ModelSpec, instances: object) -> dict[str, list[Any]]:
     """Return the values of all instances, by input."""
     if not isinstance(instances, list) or not instances:
-        raise InvalidRequest("'instances' must be a list with at least one instance")
+        msg = "'instances' must be a list with at least one instance"
+        raise InvalidRequest(f"{msg}, got {shown(instances)}")
     if not _is_named(instances[0]):
         return {only_input(spec): instances}
     values: dict[str, list[Any]] = {name: [] for name in instances[0]}
@@ -243,7 +244,7 @@ def _from_b64(tensor: TensorSpec, item: object) -> object:
     text = item.get("b64")
     if not _is_bytes(item) or not isinstance(text, str) or tensor.type.kind != "s":
         msg = f"an element of input '{tensor.name}' ({tensor.datatype}) is an object"
-        raise InvalidTensor(msg)
+        raise InvalidTensor(f'{msg}; expected a value, or for BYTES {{"b64": …}}')
     return from_base64(text, f"'b64' of input '{tensor.name}'")
 
 

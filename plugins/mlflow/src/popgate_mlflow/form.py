@@ -130,7 +130,7 @@ def _document(text: bytes, codec: ModelCodec) -> dict[str, Any]:
     limits = codec.limits
     document = parse_listed(text, limits)
     if type(document) is not dict:
-        raise InvalidRequest(_HELP)
+        raise InvalidRequest(f"{_HELP}, got a list")
     given = [key for key in FORMS if key in document]
     unknown = [key for key in document if key not in _KEYS]
     if len(given) != 1 or unknown:
