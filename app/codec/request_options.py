@@ -31,13 +31,14 @@ def read_parameters(request: InferRequest, parameters: object, limits: Limits) -
     if binary is not None:
         request.binary = boolean("binary_data_output", binary)
     timeout = parameters.get("timeout")
-    if timeout:
+    if timeout is not None:
         if type(timeout) is not int or timeout < 0:
             msg = f"'timeout' must be an integer, in microseconds, got {shown(timeout)}"
             raise InvalidRequest(msg)
-        request.timeout = min(timeout, 1 << 62) / _US_PER_S
+        # 0 is no timeout.
+        request.timeout = min(timeout, 1 << 62) / _US_PER_S or None
     priority = parameters.get("priority")
-    if priority:
+    if priority is not None:
         if type(priority) is not int or priority < 0:
             msg = f"'priority' must be an integer, 1 or more, got {shown(priority)}"
             raise InvalidRequest(msg)
@@ -130,7 +131,7 @@ def _read_output_parameters(
             raise InvalidRequest(msg)
         extent = extent_of(f"output '{name}'", parameters)
         request.extents = {**(request.extents or {}), name: extent}
-    if classes:
+    if classes is not None:
         _read_classes(request, output, classes)
 
 
@@ -142,6 +143,8 @@ def _read_classes(request: InferRequest, output: TensorSpec, count: object) -> N
             f"got {shown(count)}"
         )
         raise InvalidRequest(msg)
+    if not count:
+        return
     if output.type.kind in _UNSORTED:
         msg = (
             "class result not available for output due to unsupported type "

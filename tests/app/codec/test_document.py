@@ -282,6 +282,16 @@ def test_no_nesting_is_too_deep_for_its_refusal(document: Any) -> None:
         body.decode(samples.codec())
 
 
+@pytest.mark.parametrize("wrong", ["", False, [], {}, 0.0])
+@pytest.mark.parametrize("name", ["timeout", "priority", "classification"])
+def test_what_counts_as_false_is_no_number(name: str, wrong: object) -> None:
+    parameters = {name: wrong}
+    document = of_inputs(entry(), parameters=parameters)
+    if name == "classification":
+        document = of_inputs(entry(), outputs=[{"name": "y", "parameters": parameters}])
+    assert name in refusal(document)
+
+
 def test_missing_inputs() -> None:
     codec = samples.codec(samples.model(inputs=TWO))
     a = entry(name="A", shape=[1, 2])
