@@ -90,11 +90,11 @@ def references(node: Any) -> set[str]:
 
 
 def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
-    schemas = document["components"]["schemas"]
-    assert {
-        r.removeprefix("#/components/schemas/") for r in references(document)
-    } <= set(schemas)
-    assert "HTTPValidationError" not in schemas
+    components = document["components"]
+    assert {r.removeprefix("#/components/") for r in references(document)} <= {
+        f"{kind}/{name}" for kind, named in components.items() for name in named
+    }
+    assert "HTTPValidationError" not in components["schemas"]
 
 
 def test_what_the_paths_take_is_known_without_the_document(
@@ -162,6 +162,25 @@ def test_every_call_that_may_need_a_key_takes_one(document: dict[str, Any]) -> N
             assert ({"401", "403"} <= set(operation["responses"])) is needs, path
 
 
+OF_ANY = {"X-Request-Id", "traceparent"}
+OF_DEADLINE = {*OF_ANY, "X-Request-Timeout", "Content-Encoding"}
+OF_INFER = {*OF_DEADLINE, "Accept-Encoding", "Inference-Header-Content-Length"}
+
+
+def headers(operation: dict[str, Any]) -> set[str]:
+    given = [each.get("$ref", "") for each in operation["parameters"]]
+    return {ref.rpartition("/")[2] for ref in given if ref}
+
+
+def test_operations_name_the_headers_that_they_read(document: dict[str, Any]) -> None:
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            expected = OF_DEADLINE if "504" in operation["responses"] else OF_ANY
+            if path.endswith("/infer"):
+                expected = OF_INFER
+            assert headers(operation) == expected, path
+
+
 def test_outputs_may_be_names(document: dict[str, Any]) -> None:
     schema = document["components"]["schemas"]["InferenceRequest"]
     items = schema["properties"]["outputs"]["anyOf"][0]["items"]["anyOf"]
@@ -222,6 +241,7 @@ def test_a_page_about_images_stays_small() -> None:
     base = openapi_document()
     document = document_with_models(base, [loaded])
     operation = document["paths"]["/v1/models/m/infer"]["post"]
+    assert headers(operation) == OF_INFER
     body = operation["requestBody"]["content"]
     assert next(iter(body)) == "application/x-npy"
     assert next(iter(operation["responses"]["200"]["content"])) == "application/x-npy"

@@ -57,6 +57,33 @@ _TAGS = (
         "The same operations under the standard's paths, `/v2`.",
     ),
 )
+# Schema and description of headers. OpenAPI describes Accept, Content-Type and keys
+# elsewhere.
+_HEADERS: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "X-Request-Id": (
+        {"type": "string"},
+        "The id of the request: up to 128 characters of printable ASCII.",
+    ),
+    "traceparent": ({"type": "string"}, "The caller's span (W3C Trace Context)."),
+    "X-Request-Timeout": (
+        {"type": "number", "exclusiveMinimum": 0},
+        "Seconds until the request fails with 504.",
+    ),
+    "Content-Encoding": (
+        {"type": "string", "enum": ["gzip", "deflate", "identity"]},
+        "How the body is compressed.",
+    ),
+    "Accept-Encoding": (
+        {"type": "string"},
+        "`gzip` or `deflate` compresses the response.",
+    ),
+    "Inference-Header-Content-Length": (
+        {"type": "integer", "minimum": 0},
+        "Bytes of JSON before binary tensors; 0: the body is the only input's tensor.",
+    ),
+}
+# How many of these an operation reads: of any kind, with a deadline, with tensors.
+_OF_ANY, _OF_DEADLINE, _OF_TENSORS = 2, 4, 6
 _JSON_TYPES = {"f": "number", "i": "integer", "u": "integer", "b": "boolean"}
 _LOADING = re.compile(r"/(load|unload)$")
 _WRONG_KEY = {"401": "The API key is missing or wrong."}
@@ -90,6 +117,10 @@ def base_document(
         schemas.update(schema.pop("$defs", {}))
         schemas[body.__name__] = schema
     schemas.update(_body_schemas(body for one in added for body in one.bodies))
+    document["components"]["parameters"] = {
+        name: {"name": name, "in": "header", "schema": schema, "description": text}
+        for name, (schema, text) in _HEADERS.items()
+    }
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     document["components"]["schemas"] = dict(sorted(schemas.items()))
@@ -131,8 +162,8 @@ def _in_order(paths: Mapping[str, Any], behind: Mapping[str, str]) -> dict[str, 
 
 
 def _finish_operation(path: str, operation: dict[str, Any]) -> None:
-    """Add to an operation the error form and the required key, which FastAPI cannot
-    know.
+    """Add to an operation the error form, the required key and the headers, which
+    FastAPI cannot know.
     """
     responses = operation["responses"]
     # Our path parameters are strings, which validation never refuses.
@@ -158,6 +189,11 @@ def _finish_operation(path: str, operation: dict[str, Any]) -> None:
         operation["security"] = [{KEY_SCHEME: []}, {}]
     for status, text in errors.items():
         responses.setdefault(status, error_response(text))
+    read = _OF_DEADLINE if "504" in responses else _OF_ANY
+    names = list(_HEADERS)[: _OF_TENSORS if path.endswith("/infer") else read]
+    operation.setdefault("parameters", []).extend(
+        {"$ref": f"#/components/parameters/{name}"} for name in names
+    )
     operation["responses"] = dict(sorted(responses.items()))
     for response in responses.values():
         # The documentation page shows the first media type. JSON is readable for
@@ -208,7 +244,7 @@ def _add_example(paths: dict[str, Any], path: str, name: str, body: Any) -> None
     content = operation["requestBody"]["content"]["application/json"]
     content.setdefault("examples", {})[name] = {"summary": name, "value": body}
     for parameter in operation.get("parameters", ()):
-        if parameter["name"] == "name":
+        if parameter.get("name") == "name":
             parameter.setdefault("examples", {})[name] = {"value": name}
 
 
@@ -241,7 +277,7 @@ def _model_operation(template: Mapping[str, Any], loaded: LoadedModel) -> Any:
     operation["tags"] = ["loaded models"]
     operation["summary"] = f"{_signature(spec)}"
     operation["operationId"] = "infer_" + re.sub(r"\W", "_", spec.name)
-    operation["parameters"] = []
+    operation["parameters"] = [p for p in operation["parameters"] if "$ref" in p]
     operation["description"] = _description(spec, loaded)
     content = operation["requestBody"]["content"]
     content["application/json"] = {
