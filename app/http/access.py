@@ -57,10 +57,13 @@ KEY_HINT = (
     "send the key as 'Authorization: Bearer KEY' or 'X-API-Key: KEY', "
     "or as the password of basic authentication"
 )
-MANAGE_HINT = (
+_MANAGE_HINT = (
     "start the gateway with --management-socket PATH and call it there (unix:PATH), "
-    "with --trust-loopback to trust every client on this machine, or with a key: "
-    "--api-key (POPGATE_API_KEY) or --keys"
+    "%sor with a key: --api-key (POPGATE_API_KEY) or --keys"
+)
+_TRUST = "with --trust-loopback to trust every client on this machine, "
+_TRUSTED = (
+    "--trust-loopback expects localhost, no proxy and no page of another server; "
 )
 _DOES: Mapping[Group, str] = {
     "infer": "inference",
@@ -134,6 +137,9 @@ class Access:
         self.restrictions = restrictions or Restrictions()
         self.keys = keys or Keys(None)
         self.trust = trust
+        self._hint = _MANAGE_HINT % _TRUST
+        if trust is Trust.LOOPBACK:
+            self._hint = _TRUSTED + _MANAGE_HINT % ""
         self.groups = groups
         #: Whether every group needs a key, not only management.
         self._for_all = self.keys.path is not None
@@ -204,7 +210,7 @@ class Access:
         if group == "manage" and not has_header:
             why = self._distrust(headers, client)
             if why:
-                raise HttpError(403, f"{why}: {MANAGE_HINT}", "management_is_closed")
+                raise HttpError(403, f"{why}: {self._hint}", "management_is_closed")
         return None
 
     def label(self, headers: Mapping[bytes, bytes], names: Sequence[str] = ()) -> str:

@@ -107,6 +107,8 @@ def test_other_machines_may_not(client: str) -> None:
     assert error.status == 403
     assert client in str(error)
     assert "--api-key" in str(error)
+    assert "--trust-loopback expects localhost, no proxy" in str(error)
+    assert "with --trust-loopback to trust" not in str(error)
 
 
 @pytest.mark.parametrize(
