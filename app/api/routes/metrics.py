@@ -49,7 +49,14 @@ _STATES = {
 
 
 @router.get(
-    "/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse
+    "/metrics",
+    summary="Metrics for Prometheus",
+    response_class=PlainTextResponse,
+    responses={
+        200: {
+            "content": {"application/openmetrics-text": {"schema": {"type": "string"}}}
+        }
+    },
 )
 async def metrics(
     gateway: GatewayOf, accept: Annotated[str, Header(include_in_schema=False)] = ""

@@ -181,6 +181,11 @@ def test_operations_name_the_headers_that_they_read(document: dict[str, Any]) ->
             assert headers(operation) == expected, path
 
 
+def test_metrics_have_two_formats(document: dict[str, Any]) -> None:
+    content = document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]
+    assert set(content) == {"text/plain", "application/openmetrics-text"}
+
+
 def test_outputs_may_be_names(document: dict[str, Any]) -> None:
     schema = document["components"]["schemas"]["InferenceRequest"]
     items = schema["properties"]["outputs"]["anyOf"][0]["items"]["anyOf"]
