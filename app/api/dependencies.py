@@ -9,7 +9,7 @@ from fastapi import Depends, HTTPException, Request, Security
 from fastapi.security import HTTPBearer
 
 from app.codec.json_text import parse_json
-from app.codec.shapes import check_depth
+from app.codec.shapes import check_depth, shown
 from app.errors import (
     RETRY_AFTER_DEVICE_LOST,
     BodyTooLarge,
@@ -268,6 +268,6 @@ def _check_keys(document: dict[str, Any], *known: str) -> None:
 def as_object(value: Any, what: str) -> dict[str, Any]:
     """Return `value`, which must be a JSON object; `what` names it in the error."""
     if not isinstance(value, dict):
-        msg = f"{what} must be a JSON object, got {type(value).__name__}"
+        msg = f"{what} must be a JSON object, got {shown(value)}"
         raise InvalidRequest(f"expected a JSON object: {msg}")
     return value

@@ -40,6 +40,7 @@ from app.api.schemas import (
     ServerMetadata,
     StatisticsList,
 )
+from app.codec.shapes import shown
 from app.config.extensions import listed_extensions
 from app.errors import (
     HttpError,
@@ -140,7 +141,7 @@ async def repository_index(
     except NestedTooDeep as e:  # the document has no other keys
         raise InvalidRequest(f"{msg}: {e}") from None
     if not isinstance(ready, bool):
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"{msg}, got {shown(ready)}")
     await gateway.control.discover()
     records = [r for r in gateway.records.all() if viewer.sees(r.name)]
     redact = partial(viewer.reason, gateway)
@@ -187,7 +188,7 @@ async def unload(
     parameters = parameters_of(await read_object(request), "unload_dependents")
     dependents = parameters.get("unload_dependents", False)
     if not isinstance(dependents, bool):
-        msg = f"'unload_dependents' must be true or false, got {dependents!r:.80}"
+        msg = f"'unload_dependents' must be true or false, got {shown(dependents)}"
         raise InvalidRequest(msg)
     try:
         await gateway.control.unload(name, viewer.allows if dependents else None)

@@ -125,7 +125,7 @@ def test_an_error_as_the_first_event_is_the_status(triton: ServedGateway) -> Non
         (prompt(DELAY=10**400, X=math.nan), "'DELAY' must be a number that 64 bits"),
         (prompt(FAIL_LAST=3), "parameter 'FAIL_LAST' must be true or false"),
         (prompt(PROMPT=["a", "b"]), "to tensor with proper shape"),
-        ("[]", "expected a JSON object, got list"),
+        ("[]", "expected a JSON object, got a list"),
         ("nonsense", "failed to parse the request JSON buffer"),
         (
             '{"PROMPT": "a", "STREAM": false, "PROMPT": "b"}',

@@ -10,6 +10,7 @@ from app.codec.json_lists import parse_listed
 from app.codec.json_text import check_json_size
 from app.codec.messages import Body, Encoding, InferRequest
 from app.codec.model import ModelCodec
+from app.codec.shapes import shown
 from app.errors import HttpError, InvalidRequest, InvalidTensor
 from app.limits import DEFAULT_LIMITS, Limits
 from app.spec import ModelSpec
@@ -25,7 +26,7 @@ def read_document(body: Body, limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]
     check_json_size(len(text), limits)
     document = parse_listed(text, limits)
     if type(document) is not dict:
-        raise InvalidRequest(f"expected a JSON object, got {type(document).__name__}")
+        raise InvalidRequest(f"expected a JSON object, got {shown(document)}")
     return document
 
 
@@ -61,7 +62,7 @@ def field(
         return default
     if type(value) is not kind:
         wanted = {str: "a string", bool: "true or false", int: "a whole number"}
-        msg = f"'{name}' must be {wanted[kind]}, got {type(value).__name__}"
+        msg = f"'{name}' must be {wanted[kind]}, got {shown(value)}"
         raise InvalidRequest(msg)
     return value
 

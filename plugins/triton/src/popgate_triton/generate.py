@@ -18,7 +18,7 @@ from app.codec.json_text import check_json_size
 from app.codec.messages import Body, InferRequest, NanPolicy, Response, json_response
 from app.codec.model import ModelCodec
 from app.codec.outputs import Output, texts_of, write_strings
-from app.codec.shapes import check_depth, discover
+from app.codec.shapes import check_depth, discover, shown
 from app.errors import InvalidRequest, InvalidTensor, NotRepresentable, RepeatedKey
 from app.limits import Limits
 from app.sizes import counted
@@ -56,7 +56,7 @@ def decode_generate(codec: ModelCodec, body: Body) -> InferRequest:
             raise
         raise InvalidRequest(f"input '{error.key}' already exists in request") from None
     if type(document) is not dict:
-        raise InvalidRequest(f"expected a JSON object, got {type(document).__name__}")
+        raise InvalidRequest(f"expected a JSON object, got {shown(document)}")
     inputs: list[dict[str, Any]] = []
     parameters: dict[str, Any] = {}
     for name, value in document.items():
@@ -101,7 +101,7 @@ def _nested_parameters(value: object, limits: Limits) -> dict[str, Any]:
     check_depth(value, limits, 1)
     if type(value) is not dict:
         msg = "Expected JSON object for keyword: 'parameters'"
-        raise InvalidRequest(f"{msg}, got {type(value).__name__}")
+        raise InvalidRequest(f"{msg}, got {shown(value)}")
     for name, item in value.items():
         if isinstance(item, dict | list):
             msg = f"Converting keyword: 'parameters': parameter '{name:.80}'"
