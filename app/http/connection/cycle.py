@@ -23,9 +23,17 @@ _FAILED: Final = error_body(
 )
 
 
+class DropsRest(Protocol):
+    """The part of an ending (ending.py) that a cycle uses."""
+
+    def drop_rest(self, refusals: float) -> None: ...
+
+
 class CycleConnection(Protocol):
     """The part of a connection (protocol.py) that a cycle uses."""
 
+    @property
+    def ending(self) -> DropsRest: ...
     @property
     def transport(self) -> asyncio.Transport: ...
     @property
@@ -118,6 +126,9 @@ class AsgiCycle:
         framer = self._framer
         if not self.response_started and kind == "http.response.start":
             self.response_started = True
+            if self._expects_continue and self.more_body and not self.body:
+                # The client may keep the body, and send a request in its place.
+                self.be_last()
             self._expects_continue = False
             given = message.get("headers", ())
             headers = [*connection.server_state.default_headers, *given]
@@ -133,9 +144,11 @@ class AsgiCycle:
             if not more:
                 self.response_complete = True
                 self._changed.set()
-                if not framer.keep_alive:
+                if not (framer.keep_alive or self.more_body):
                     connection.transport.close()
                 connection.on_exchange_complete()
+                if not framer.keep_alive and self.more_body:
+                    connection.ending.drop_rest(0.0)
         else:
             raise RuntimeError(f"unexpected ASGI message {kind!r}")
 

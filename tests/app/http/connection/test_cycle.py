@@ -52,12 +52,17 @@ class Connection:
         self.flow = Flow(self.transport, Share(TransferMemory()))
         self.server_state = ServerState()
         self.server_state.default_headers = [(b"date", b"today")]
-        self.completed = 0
+        self.ending = self
+        self.completed = self.dropped = 0
         head = Head(method, b"/x", version, list(headers), True, -1)
         self.cycle = AsgiCycle({"path": "/x"}, head, self)
 
     def on_exchange_complete(self) -> None:
         self.completed += 1
+
+    def drop_rest(self, refusals: float) -> None:
+        self.dropped += 1
+        self.transport.close()
 
     @property
     def written(self) -> bytes:
@@ -126,6 +131,28 @@ def test_clients_of_http_1_0_get_no_100() -> None:
     connection.cycle.end_body()
     connection.run(echo)
     assert connection.written.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("came", "is_whole", "dropped"),
+    [(b"", False, 1), (b"he", False, 0), (b"", True, 0)],
+)
+def test_a_body_that_was_not_asked_for_may_be_another_request(
+    came: bytes, is_whole: bool, dropped: int
+) -> None:
+    connection = Connection((b"expect", b"100-continue"))
+    connection.cycle.receive_body([came] if came else [])
+    if is_whole:
+        connection.cycle.end_body()
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await send({"type": "http.response.body"})
+
+    connection.run(refuse)
+    assert connection.transport.is_closing() is bool(dropped)
+    assert connection.dropped == dropped
+    assert (b"connection: close\r\n" in connection.written) is bool(dropped)
 
 
 def test_the_last_answer_closes_the_connection() -> None:

@@ -220,6 +220,18 @@ def test_expect_is_answered_before_the_body(gateway: ServedGateway) -> None:
         assert wire.output() == expected(8)
 
 
+def test_a_request_in_place_of_an_unasked_body_is_no_body(
+    gateway: ServedGateway,
+) -> None:
+    head = b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n"
+    with Wire(gateway) as wire:
+        wire.send(head + b"Expect: 100-continue\r\n\r\n")
+        status, headers, _ = wire.answer()
+        assert (status, headers["connection"]) == (404, "close")
+        wire.send(request(7))
+        assert wire.is_closed()
+
+
 def test_a_body_without_a_length_goes_the_long_way(gateway: ServedGateway) -> None:
     head, _, body = request(9).partition(b"\r\n\r\n")
     head = head.rpartition(b"\r\n")[0] + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
