@@ -53,7 +53,8 @@ def nan_policy(value: object) -> NanPolicy:
         return NanPolicy(value)
     except ValueError:
         names = ", ".join(f"'{policy.value}'" for policy in NanPolicy)
-        raise InvalidRequest(f"'nan' must be one of {names}, got {value!r}") from None
+        msg = f"'nan' must be one of {names}, got {value!r:.80}"
+        raise InvalidRequest(msg) from None
 
 
 _LITERAL: Final = NanPolicy.LITERAL

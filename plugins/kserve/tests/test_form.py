@@ -146,6 +146,14 @@ def test_no_nesting_is_too_deep_for_its_refusal() -> None:
         decode_predict(codec(-1), [body])
 
 
+def test_many_keys_are_not_listed() -> None:
+    first = {f"{number:050}": 1 for number in range(1000)}
+    body = json.dumps({"instances": [first, {}]}).encode()
+    with pytest.raises(InvalidRequest) as caught:
+        decode_predict(codec(-1), [body])
+    assert len(str(caught.value)) < 2000
+
+
 def encode(form: str, y: Any, z: list[bytes]) -> Any:
     made = codec(-1)
     request, instances = decode_predict(made, [b'{"%b": [1, 2]}' % form.encode()])

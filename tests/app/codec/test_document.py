@@ -292,6 +292,12 @@ def test_what_counts_as_false_is_no_number(name: str, wrong: object) -> None:
     assert name in refusal(document)
 
 
+@pytest.mark.parametrize("name", ["nan", "missing", "timeout"])
+def test_a_long_value_is_cut_in_its_refusal(name: str) -> None:
+    document = of_inputs(entry(), parameters={name: "x" * 100_000})
+    assert len(refusal(document)) < 300
+
+
 def test_missing_inputs() -> None:
     codec = samples.codec(samples.model(inputs=TWO))
     a = entry(name="A", shape=[1, 2])

@@ -189,7 +189,7 @@ def by_input(spec: ModelSpec, instances: object) -> dict[str, list[Any]]:
         if not _is_named(instance) or instance.keys() != values.keys():
             msg = (
                 f"instance {index} has other keys than the first instance: "
-                f"{list(values)}"
+                f"{list(values)[:20]!r:.1000}"
             )
             raise InvalidRequest(msg)
         for name, value in instance.items():
