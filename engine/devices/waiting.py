@@ -50,7 +50,7 @@ class Driven(Protocol):
 class BlockingDriver:
     """Drives a device for threads that block, if no event loop has adopted it.
 
-    The waiting thread that has the driver's lock watches the device's descriptors, and
+    The waiting thread that has the driver's place watches the device's descriptors, and
     calls `poll` for all waiting threads. Thread-safe.
 
     Waking a process takes longer than many requests. So the driver polls for results
@@ -62,8 +62,9 @@ class BlockingDriver:
     def __init__(self, device: Driven) -> None:
         self.adopted = False
         self._device = device
-        self._driver = threading.Lock()
-        self._driving = 0  # the thread that holds `_driver`
+        #: The thread that drives, under one key. A lock would stay locked if a signal
+        #: handler raised KeyboardInterrupt just after it was taken.
+        self._driver: dict[str, int] = {}
         self._turn = threading.Condition()
         #: How many threads wait without driving. `notify` does nothing if none does.
         self.followers = 0
@@ -98,28 +99,28 @@ class BlockingDriver:
         end = None
         if timeout is not None:
             end = time.monotonic() + max(0.0, min(timeout, 1e9))
+        driver, me = self._driver, threading.get_ident()
+        mine = {"thread": me}
         while not request.done:
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return False
-            if not self.adopted and self._driver.acquire(blocking=False):
-                self._driving = threading.get_ident()
-                try:
-                    if not request.done:
-                        self._drive(left, request)
-                finally:
-                    # Release the lock before notifying the followers, because one of
-                    # them drives next.
-                    self._driving = 0
-                    self._driver.release()
-                    self.notify()
-            elif self._driving == threading.get_ident():
+            if driver == mine:
                 raise DeviceBusy(
                     "a callback of a request cannot wait for another request of the "
                     "same device, because its thread reads the results"
                 )
-            else:
-                self._follow(left, request)
+            try:
+                if self.adopted or driver.setdefault("thread", me) != me:
+                    self._follow(left, request)
+                elif not request.done:
+                    self._drive(left, request)
+            finally:
+                # Signal handlers run after calls only, so none prevents the `clear`.
+                # Notify the followers after it, because one of them drives next.
+                if driver == mine:
+                    driver.clear()
+                    self.notify()
         return True
 
     def _follow(self, left: float | None, request: Request) -> None:
@@ -127,7 +128,7 @@ class BlockingDriver:
             # Count this thread before it checks its request: see `notify`.
             self.followers += 1
             try:
-                if not request.done and (self.adopted or self._driver.locked()):
+                if not request.done and (self.adopted or self._driver):
                     self._turn.wait(
                         _LOOK_AGAIN if left is None else min(left, _LOOK_AGAIN)
                     )

@@ -16,6 +16,8 @@ from engine import Device, DeviceLost, DeviceManager, ModelRunner, ModelRunnerCo
 from engine.transport.link import ALONE, BACKPRESSURE, PARKED, Link
 from engine.transport.ring_buffer import CONTROL_SIZE, RingCounters
 from tests.engine import models
+from tests.interrupts import interrupt
+from tests.support import WAIT
 
 
 def row(value: float) -> dict[str, np.ndarray]:
@@ -79,6 +81,18 @@ def test_other_threads_run_while_one_waits(runner: ModelRunner) -> None:
     over.set()
     thread.join(30)
     assert counted[0] >= 1000
+
+
+def test_control_c_leaves_no_driver_behind(runner: ModelRunner) -> None:
+    runner.execute(row(0))
+    number = 1
+    while interrupt(
+        lambda: runner.execute(row(1)), number, "engine/devices/waiting.py"
+    ):
+        result = runner.execute_async(row(number))
+        assert result.wait(WAIT), f"nobody drives after point {number}"
+        assert (result["output"] == 2 * number + 1).all()
+        number += 1
 
 
 def test_a_device_that_dies_while_threads_wait(
