@@ -188,8 +188,9 @@ class LinkedDevice(ABC):
             link.completions.drain(taken)
             count = len(taken)
             while taken:
-                completion = taken.popleft()
+                completion = taken[0]
                 try:
+                    taken.popleft()
                     number, outcome, request, queue, compute, rows, longest, text = (
                         completion
                     )
@@ -252,8 +253,18 @@ class LinkedDevice(ABC):
         if connection is None or self.state is not READY:
             raise DeviceLost(f"device {self.id} is {self.state.value}")
         self._busy = True
-        if connection.link.submit(channel):
-            os.eventfd_write(connection.wake_fd, 1)
+        try:
+            if connection.link.submit(channel):
+                os.eventfd_write(connection.wake_fd, 1)
+        except BaseException:
+            connection.wake()  # it may count as awake already
+            raise
+
+    @property
+    def told(self) -> int:
+        """Return how many requests the process was told of."""
+        connection = self._connection
+        return -1 if connection is None else connection.link.submissions.written
 
     def follow_up(self, after: Callable[[], None]) -> None:
         """Schedule `after`, which the driving side calls with the lock held.

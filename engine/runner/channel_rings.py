@@ -88,8 +88,7 @@ class RequestWriter:
     `backlog` are the requests that found no room. The side that drives the device calls
     `copied` after a thread has copied the inputs of a large request. `in_order` is
     false if runs do not take the requests in their order, because rows have different
-    lengths. `large` is `LARGE` if the last request in the rings has more bytes than
-    `COPIED_AT_ONCE`, or than `MANY_STRINGS` if an input has strings, else 0.
+    lengths.
     """
 
     def __init__(
@@ -115,19 +114,19 @@ class RequestWriter:
         self._large_from = MANY_STRINGS if has_strings else COPIED_AT_ONCE
         self._owners = [0] * channel.layout.slots
         self._arriving: Arriving | None = None
-        self.large = 0
 
     def push(
         self,
         request: Request,
         tensors: Mapping[str, Tensor],
+        number: int,
         places: list[tuple[AnchorRing, Tensor, int]] | None = None,
     ) -> bool:
-        """Put a request into the rings. Return False if a ring has no room, or if a
-        thread copies the request.
+        """Put a request into the rings, and notify the device of it, with the `number`
+        of the channel. Return False if a ring has no room, or if a thread copies the
+        request.
 
-        `places` are the places of the request's bytes if they are already copied. The
-        caller then notifies the device, which finds the request.
+        `places` are the places of the request's bytes if they are already copied.
         """
         channel = self.channel
         slot = channel.requests.try_write_lock()
@@ -176,11 +175,36 @@ class RequestWriter:
         request.slot = slot
         self._owners[slot] = request.number
         # 3. Publish, the request last: a device that sees the request sees its data.
-        for anchor, _, _ in places:
-            anchor.write_complete()
-        channel.requests.write_complete()
-        self.large = LARGE if size > self._large_from else 0
+        large = LARGE if size > self._large_from else 0
+        self._publish(request, places, number | large)
         return True
+
+    def _publish(
+        self,
+        request: Request,
+        places: list[tuple[AnchorRing, Tensor, int]],
+        number: int,
+    ) -> None:
+        """Publish a request and notify the device. If an exception such as
+        KeyboardInterrupt comes first, take back what the device was not told of.
+        Otherwise the later requests would find it before their own data.
+        """
+        requests, told = self.channel.requests, self._device.told
+        try:
+            for anchor, _, _ in places:
+                anchor.write_complete()
+            requests.write_complete()
+            self._device.notify(number)
+        except BaseException:
+            if self._device.told == told:
+                at = self.channel.request_at((requests.written - 1) % requests.capacity)
+                if REQUEST.unpack_from(self.channel.view, at)[0] == request.number:
+                    requests.take_back()
+                for anchor, _, _ in places:
+                    slot = (anchor.written - 1) % anchor.capacity
+                    if anchor.head(slot)[0] == request.number:
+                        anchor.take_back()
+            raise
 
     def _copy_in(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy a request to its places in a thread, if there is room for all of it.
@@ -202,8 +226,8 @@ class RequestWriter:
                     pairs.append((bytes_of(anchor.payload[start:end]), bytes_of(part)))
             places.append((anchor, tensor, offset))
         copy = BulkCopy(pairs, partial(self._device.follow_up, self._copied))
-        self._arriving = Arriving(copy, places)
         COPIER.add(copy)
+        self._arriving = Arriving(copy, places)
 
     def _given(
         self, tensors: Mapping[str, Tensor]
@@ -240,9 +264,7 @@ class RequestWriter:
         is_first = next(iter(self.backlog), number) == number
         return not is_first and self.backlog.pop(number, None) is not None
 
-    def next_dropped(
-        self, notify: Callable[[int], None], number: int
-    ) -> tuple[Request, EngineError | None] | None:
+    def next_dropped(self, number: int) -> tuple[Request, EngineError | None] | None:
         """Move requests from the backlog into the rings while there is room, and notify
         the device of each, with the `number` of the channel.
 
@@ -265,9 +287,8 @@ class RequestWriter:
                 if not request.done:
                     if arriving is not None and arriving.copy.failure is not None:
                         raise arriving.copy.failure
-                    if not self.push(request, tensors, places):
+                    if not self.push(request, tensors, number, places):
                         return None
-                    notify(number | self.large)
             except Exception as error:
                 failure = broken_off(error)
             del backlog[request.number]
@@ -411,8 +432,8 @@ class ResultReader:
                 pairs.append((array, bytes_of(anchor.payload[start : start + nbytes])))
             outputs[name] = Tensor(data_type, shape, parts, nbytes)
         copy = BulkCopy(pairs, partial(self._device.follow_up, self._copied))
-        self.leaving = Leaving(request, copy, outputs, released)
         COPIER.add(copy)
+        self.leaving = Leaving(request, copy, outputs, released)
 
     def take_copied(self) -> Leaving | None:
         """Return the request whose outputs a thread has copied, or stopped copying.

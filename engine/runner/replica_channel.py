@@ -179,10 +179,9 @@ class ReplicaChannel(RequestChannel):
         device = self.device
         if device.outstanding >= MOST_OUTSTANDING:
             raise QueueFull(f"device {device.id} has too many requests in flight")
-        if self._writer.backlog or not self._writer.push(request, tensors):
-            self._writer.keep(request, tensors)
-        else:
-            device.notify(self.number | self._writer.large)
+        writer = self._writer
+        if writer.backlog or not writer.push(request, tensors, self.number):
+            writer.keep(request, tensors)
         self.flight.requests[request.number] = request
         if self._failover is not None:
             self._failover.kept[request.number] = tensors
@@ -199,8 +198,7 @@ class ReplicaChannel(RequestChannel):
         """
         if self.device.state is not READY:
             return  # being lost or closed, which fails all requests
-        writer, notify = self._writer, self.device.notify
-        while (dropped := writer.next_dropped(notify, self.number)) is not None:
+        while (dropped := self._writer.next_dropped(self.number)) is not None:
             self.flight.drop(*dropped)
 
     # -- finishing
@@ -231,14 +229,15 @@ class ReplicaChannel(RequestChannel):
             return
         # The request is done and wanted. Or it was abandoned, so its slots must still
         # be released. Or it ended without results.
-        request = flight.requests.pop(number, None)
-        if request is not None:
-            self.device.outstanding -= 1
-            if self._failover is not None:
-                self._failover.kept.pop(number, None)
+        request = flight.requests.get(number)
         failure: EngineError | None = INTERRUPTED
         goes_on = False
+        if request is not None:  # no call from here to `try`: it could be interrupted
+            del flight.requests[number]
+            self.device.outstanding -= 1
         try:
+            if self._failover is not None:
+                self._failover.kept.pop(number, None)
             wanted = request is not None and not request.done and outcome == DONE
             # Output slots are released in the order of completions. The backlog is
             # moved next, before `resolve` calls back, so that the device has its next

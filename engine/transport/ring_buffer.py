@@ -128,8 +128,13 @@ class RingCounters:
         """Publish the slot (or the next `count` slots) that were filled."""
         if not ORDERED_STORES:
             full_fence()
-        self.written += count
-        self._control[0] = self.written
+        self._control[0] = self.written = self.written + count
+
+    def take_back(self) -> None:
+        """Take back the slot that was published last. The other side must not know of
+        it.
+        """
+        self._control[0] = self.written = self.written - 1
 
     @property
     def write_available(self) -> int:

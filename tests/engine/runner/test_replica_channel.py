@@ -25,6 +25,7 @@ from engine.tensor import Tensor
 from popef_io import DataType
 from tests.engine import models
 from tests.engine.models import Port
+from tests.interrupts import interrupt
 from tests.support import WAIT, occupied, until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -268,3 +269,24 @@ def test_results_for_which_there_is_no_memory_fail_and_later_ones_do_not(
     tmp_path: Path,
 ) -> None:
     run_script(NO_ROOM, models.affine(tmp_path / "m.popef"))
+
+
+def test_control_c_leaves_no_request_half_published(
+    tmp_path: Path, own_device: Device
+) -> None:
+    config = ModelRunnerConfig(replica_to_device={0: own_device})
+    files = "engine/runner/", "engine/transport/", "engine/devices/linked_device.py"
+    with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
+        finish(own_device, runner.submit(row(0)))
+        number = 1
+        while interrupt(lambda: execute(runner, 0.5), number, *files):
+            execute(runner, number)
+            finish(own_device)
+            number += 1
+
+
+def execute(runner: ModelRunner, value: float) -> None:
+    request = runner.submit(row(value))
+    assert request.wait(WAIT), f"{request!r} waits for ever"
+    assert request.error is None
+    assert (request.outputs["output"].numpy() == 2 * value + 1).all()
