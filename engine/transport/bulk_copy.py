@@ -108,14 +108,19 @@ class Copier:
         self._thread: threading.Thread | None = None
 
     def add(self, copy: BulkCopy) -> None:
-        """Queue a copy. Returns at once."""
+        """Queue a copy and return at once. If no thread can start, copy now."""
         with self._starting:
             # A forked child does not have the parent's thread.
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._run, name="popgate-copy", daemon=True
                 )
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError:  # the system has no more threads
+                    while copy.step():
+                        pass
+                    return
         self._copies.put(copy)
 
     def _run(self) -> None:

@@ -270,3 +270,25 @@ def test_closing_in_the_middle_of_copies_unmaps_the_rings(
     assert all(request.done for request in requests)
     with pytest.raises(ValueError, match="released"):
         view[0]
+
+
+@pytest.mark.parametrize(("size", "count"), [(MANY, 1), (1, MANY)])
+def test_without_a_thread_the_event_loop_copies(
+    device: Device,
+    runner: ModelRunner,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    count: int,
+) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as short:
+        short.setattr(COPIER, "_thread", None)
+        short.setattr(threading.Thread, "start", no_thread)
+        large = submit(runner, size, count, 5)
+        finish(device, large)
+    small = submit(runner, 1, 1, 6)
+    finish(device, small)
+    check(large, size, count, 5)
+    check(small, 1, 1, 6)
