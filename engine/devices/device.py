@@ -275,8 +275,7 @@ class Device(LinkedDevice):
         self.process.stop(kill=not idle)
         # Wait for a `recover` that has begun. It sees CLOSED and ends its process.
         with self.models.recovery:
-            self._drop_link()
-        os.close(self._result_fd)
+            self._leave()
         for claim in self._claims:
             claim.close()
         logger.info("device %s is detached", self.id)

@@ -150,9 +150,8 @@ class JoinedDevice(LinkedDevice):
             for channel in self.channels.all:
                 channel.close()
         self.channels.by_number.clear()
-        self._drop_link()
+        self._leave()
         self._door.close()
-        os.close(self._result_fd)
 
     def __enter__(self) -> JoinedDevice:
         return self

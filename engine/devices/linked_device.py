@@ -161,10 +161,13 @@ class LinkedDevice(ABC):
         """Resolve finished requests and return their number. Never blocks."""
         if self.fork_guard.left:
             raise self.fork_guard.error("Device")
-        try:  # noqa: SIM105 - a context manager would slow down every wake-up
-            os.eventfd_read(self._result_fd)
-        except BlockingIOError:
-            pass
+        with self.lock:
+            if self._result_fd < 0:  # closed, and another file may have its number
+                return 0
+            try:  # noqa: SIM105 - a context manager would slow down every wake-up
+                os.eventfd_read(self._result_fd)
+            except BlockingIOError:
+                pass
         try:
             return self.collect()
         except BaseException:
@@ -327,6 +330,13 @@ class LinkedDevice(ABC):
             ends.callback(self._drop_link)
             ends.callback(self.channels.lose, error)
             self.poll()  # take the results that came before the process died
+
+    def _leave(self) -> None:
+        """Close the descriptors, because the device was closed."""
+        with self.lock:
+            self._drop_link()
+            fd, self._result_fd = self._result_fd, -1
+            os.close(fd)
 
     def _drop_link(self) -> None:
         with self.lock:

@@ -141,9 +141,9 @@ class BlockingDriver:
         poller = self._poller
         if poller is None or lost != self._lost_fd:
             poller = self._poller = select.poll()
-            poller.register(device.fileno(), select.POLLIN)
-            if lost >= 0:
-                poller.register(lost, select.POLLIN)
+            for fd in device.fileno(), lost:
+                if fd >= 0:  # not closed
+                    poller.register(fd, select.POLLIN)
             self._lost_fd = lost
         if self._credit > 0 and self._spin(poller, request, left):
             device.collect()

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import select
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from engine import Device, DeviceLost, DeviceManager, ModelRunner, ModelRunnerConfig
+from engine import (
+    Device,
+    DeviceClosed,
+    DeviceLost,
+    DeviceManager,
+    ModelRunner,
+    ModelRunnerConfig,
+    Tensor,
+)
+from engine.devices import waiting
+from engine.devices.request import Request
 from engine.transport.link import ALONE, BACKPRESSURE, PARKED, Link
 from engine.transport.ring_buffer import CONTROL_SIZE, RingCounters
 from tests.engine import models
 from tests.interrupts import interrupt
-from tests.support import WAIT
+from tests.support import FOR_EVER, WAIT
 
 
 def row(value: float) -> dict[str, np.ndarray]:
@@ -107,6 +120,54 @@ def test_a_device_that_dies_while_threads_wait(
         os.kill(device.pid, 9)
         for end in ends:
             assert isinstance(end.exception(60), DeviceLost)
+
+
+class HeldPoll:
+    """Holds the thread that drives: it does not see what it waits for."""
+
+    def __init__(self) -> None:
+        self.reached, self.let_go = threading.Event(), threading.Event()
+
+    def poll(self) -> SimpleNamespace:
+        return SimpleNamespace(register=lambda *_: None, poll=self._poll)
+
+    def _poll(self, _: float) -> list[tuple[int, int]]:
+        self.reached.set()
+        assert self.let_go.wait(WAIT)
+        return []
+
+    @contextlib.contextmanager
+    def waiting_for(self, request: Request) -> Iterator[None]:
+        with ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(request.wait)
+            try:
+                assert self.reached.wait(WAIT)
+                yield
+            finally:
+                self.let_go.set()
+            assert waits.result(WAIT)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> HeldPoll:
+    if not waiting.__file__.endswith(".py"):
+        pytest.skip("compiled code has its own `select`")
+    found = HeldPoll()
+    stands_in = SimpleNamespace(poll=found.poll, POLLIN=select.POLLIN)
+    monkeypatch.setattr(waiting, "select", stands_in)
+    return found
+
+
+def test_a_device_that_is_closed_while_a_thread_waits(
+    tmp_path: Path, device: Device, held: HeldPoll
+) -> None:
+    config = ModelRunnerConfig(replica_to_device={0: device})
+    with ModelRunner(models.slow(tmp_path / "m.popef"), config) as runner:
+        request = runner.submit({"count": Tensor.from_numpy(np.array(FOR_EVER))})
+        with held.waiting_for(request):
+            device.close()
+    assert isinstance(request.error, DeviceClosed)
+    assert device.poll() == 0
 
 
 def test_a_device_is_told_who_asks_for_one_at_a_time() -> None:
