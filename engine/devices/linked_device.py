@@ -161,18 +161,24 @@ class LinkedDevice(ABC):
         """Resolve finished requests and return their number. Never blocks."""
         if self.fork_guard.left:
             raise self.fork_guard.error("Device")
+        blocking = self.blocking
         with self.lock:
             if self._result_fd < 0:  # closed, and another file may have its number
                 return 0
-            try:  # noqa: SIM105 - a context manager would slow down every wake-up
-                os.eventfd_read(self._result_fd)
+            drains = not blocking.is_elsewhere
+            try:
+                if drains:
+                    os.eventfd_read(self._result_fd)
             except BlockingIOError:
                 pass
         try:
-            return self.collect()
+            count = self.collect()
         except BaseException:
             os.eventfd_write(self._result_fd, 1)  # some results may be left
             raise
+        if drains and blocking.is_elsewhere:
+            os.eventfd_write(self._result_fd, 1)  # its request may be done
+        return count
 
     def collect(self) -> int:
         """Resolve finished requests as `poll` does, but do not drain the eventfd. For

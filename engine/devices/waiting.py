@@ -64,7 +64,7 @@ class BlockingDriver:
         self._device = device
         #: The thread that drives, under one key. A lock would stay locked if a signal
         #: handler raised KeyboardInterrupt just after it was taken.
-        self._driver: dict[str, int] = {}
+        self.driver: dict[str, int] = {}
         self._turn = threading.Condition()
         #: How many threads wait without driving. `notify` does nothing if none does.
         self.followers = 0
@@ -90,6 +90,13 @@ class BlockingDriver:
             with self._turn:
                 self._turn.notify_all()
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Return whether another thread drives. It sleeps until the device's descriptor
+        is readable, and drains it.
+        """
+        return bool(self.driver) and self.driver != {"thread": threading.get_ident()}
+
     def wait(self, request: Request, timeout: float | None) -> bool:
         """Block until `request` is done, at most `timeout` seconds. Return whether it
         is done.
@@ -99,7 +106,7 @@ class BlockingDriver:
         end = None
         if timeout is not None:
             end = time.monotonic() + max(0.0, min(timeout, 1e9))
-        driver, me = self._driver, threading.get_ident()
+        driver, me = self.driver, threading.get_ident()
         mine = {"thread": me}
         while not request.done:
             left = None if end is None else end - time.monotonic()
@@ -128,7 +135,7 @@ class BlockingDriver:
             # Count this thread before it checks its request: see `notify`.
             self.followers += 1
             try:
-                if not request.done and (self.adopted or self._driver):
+                if not request.done and (self.adopted or self.driver):
                     self._turn.wait(
                         _LOOK_AGAIN if left is None else min(left, _LOOK_AGAIN)
                     )

@@ -30,7 +30,7 @@ from engine.transport.link import ALONE, BACKPRESSURE, PARKED, Link
 from engine.transport.ring_buffer import CONTROL_SIZE, RingCounters
 from tests.engine import models
 from tests.interrupts import interrupt
-from tests.support import FOR_EVER, WAIT
+from tests.support import FOR_EVER, WAIT, until
 
 
 def row(value: float) -> dict[str, np.ndarray]:
@@ -168,6 +168,17 @@ def test_a_device_that_is_closed_while_a_thread_waits(
             device.close()
     assert isinstance(request.error, DeviceClosed)
     assert device.poll() == 0
+
+
+def test_an_event_loop_leaves_the_wake_up_to_a_thread_that_waits(
+    runner: ModelRunner, device: Device, held: HeldPoll
+) -> None:
+    request = runner.submit({"input": Tensor.from_numpy(row(1)["input"])})
+    with held.waiting_for(request):
+        until(lambda: [device.poll(), request.done][1])
+        assert select.select([device.fileno()], [], [], 0)[0]
+    assert request.error is None
+    assert not select.select([device.fileno()], [], [], 0)[0]
 
 
 def test_a_device_is_told_who_asks_for_one_at_a_time() -> None:
