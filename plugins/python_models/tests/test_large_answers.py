@@ -38,6 +38,7 @@ from popgate_python_messages.call_messages import (
     ReadyTold,
     RouteLeft,
     RouteOffered,
+    RouteWithdrawn,
     Tensors,
 )
 from popgate_python_models.model_calls import PythonModelCalls
@@ -213,6 +214,24 @@ def test_a_call_for_which_no_thread_starts_fails_alone(
     client.owner.answer(call.number, {})
     call.wait()
     assert call.outputs() == {}
+
+
+def test_a_withdrawn_route_whose_offer_was_lost_ends_no_call(client: Client) -> None:
+    client.owner.send(RouteWithdrawn(1))
+    call = client.begin()
+    client.owner.answer(call.number, {})
+    call.wait()
+    assert call.outputs() == {}
+
+
+def test_a_call_with_outputs_of_a_wrong_type_keeps_no_descriptor(
+    client: Client,
+) -> None:
+    large = {"x": np.zeros(INLINE)}
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(TypeError, match="not iterable"):
+        client.client.begin(("other", ""), large, {"outputs": 5})
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_question_that_fails_is_answered() -> None:

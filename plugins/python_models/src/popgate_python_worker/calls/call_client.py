@@ -139,14 +139,14 @@ class CallClient:
         context: CallContext,
         streams: bool = False,
     ) -> None:
-        outputs = options.outputs
+        outputs = None if options.outputs is None else tuple(map(str, options.outputs))
         carried, fds = Tensors.of(tensors)
         message = ModelCall(
             call.number,
             *target,
             context.deadline_ns,
             carried,
-            None if outputs is None else tuple(map(str, outputs)),
+            outputs,
             options.parameters or {},
             tuple(context.requests),
             context.priority,
@@ -294,8 +294,8 @@ class CallClient:
 
     def _take(self, message: Answer | RouteWithdrawn, fds: Sequence[int]) -> None:
         if isinstance(message, RouteWithdrawn):
-            assert self._routes is not None
-            self._routes.leave(message.number)
+            if self._routes is not None:  # the offer did not arrive otherwise
+                self._routes.leave(message.number)
             return
         number, more = message.number, isinstance(message, CallOutputs) and message.more
         call = self._calls.get(number) if more else self._calls.pop(number, None)
