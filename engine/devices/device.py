@@ -275,7 +275,7 @@ class Device(LinkedDevice):
         self.process.stop(kill=not idle)
         # Wait for a `recover` that has begun. It sees CLOSED and ends its process.
         with self.models.recovery:
-            self._leave()
+            self._drop_link(closes=True)
         for claim in self._claims:
             claim.close()
         logger.info("device %s is detached", self.id)

@@ -150,7 +150,7 @@ class JoinedDevice(LinkedDevice):
             for channel in self.channels.all:
                 channel.close()
         self.channels.by_number.clear()
-        self._leave()
+        self._drop_link(closes=True)
         self._door.close()
 
     def __enter__(self) -> JoinedDevice:

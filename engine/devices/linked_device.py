@@ -262,18 +262,7 @@ class LinkedDevice(ABC):
         if connection is None or self.state is not READY:
             raise DeviceLost(f"device {self.id} is {self.state.value}")
         self._busy = True
-        try:
-            if connection.link.submit(channel):
-                os.eventfd_write(connection.wake_fd, 1)
-        except BaseException:
-            connection.wake()  # it may count as awake already
-            raise
-
-    @property
-    def told(self) -> int:
-        """Return how many requests the process was told of."""
-        connection = self._connection
-        return -1 if connection is None else connection.link.submissions.written
+        connection.submit(channel)
 
     def follow_up(self, after: Callable[[], None]) -> None:
         """Schedule `after`, which the driving side calls with the lock held.
@@ -337,14 +326,7 @@ class LinkedDevice(ABC):
             ends.callback(self.channels.lose, error)
             self.poll()  # take the results that came before the process died
 
-    def _leave(self) -> None:
-        """Close the descriptors, because the device was closed."""
-        with self.lock:
-            self._drop_link()
-            fd, self._result_fd = self._result_fd, -1
-            os.close(fd)
-
-    def _drop_link(self) -> None:
+    def _drop_link(self, *, closes: bool = False) -> None:
         with self.lock:
             self.report.leave()
             connection, self._connection = self._connection, None
@@ -352,3 +334,6 @@ class LinkedDevice(ABC):
             self._copied.clear()
             if connection is not None:
                 connection.close()
+            if closes:
+                fd, self._result_fd = self._result_fd, -1
+                os.close(fd)

@@ -38,6 +38,11 @@ class RunReport:
         self._link, self._words = None, _NOTHING
 
     @property
+    def told(self) -> int:
+        """Return how many requests the present process was told of; -1 without one."""
+        return -1 if self._link is None else self._link.submissions.written
+
+    @property
     def running(self) -> list[int]:
         """Return the numbers of the replicas that run now, at most two."""
         with self._lock:

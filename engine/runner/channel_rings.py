@@ -189,14 +189,14 @@ class RequestWriter:
         KeyboardInterrupt comes first, take back what the device was not told of.
         Otherwise the later requests would find it before their own data.
         """
-        requests, told = self.channel.requests, self._device.told
+        requests, told = self.channel.requests, self._device.report.told
         try:
             for anchor, _, _ in places:
                 anchor.write_complete()
             requests.write_complete()
             self._device.notify(number)
         except BaseException:
-            if self._device.told == told:
+            if self._device.report.told == told:
                 at = self.channel.request_at((requests.written - 1) % requests.capacity)
                 if REQUEST.unpack_from(self.channel.view, at)[0] == request.number:
                     requests.take_back()
