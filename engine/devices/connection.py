@@ -51,15 +51,6 @@ class DeviceConnection:
         self.number = answer.link
         self.wake_fd, self.cancel_fd = eventfds
 
-    def submit(self, channel: int) -> None:
-        """Tell the process of a request, as `Link.submit` does, and wake it."""
-        try:
-            if self.link.submit(channel):
-                os.eventfd_write(self.wake_fd, 1)
-        except BaseException:
-            self.wake()  # it may count as awake already
-            raise
-
     def wake(self) -> None:
         os.eventfd_write(self.wake_fd, 1)
 

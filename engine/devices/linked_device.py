@@ -91,10 +91,7 @@ class LinkedDevice(ABC):
 
     @abstractmethod
     def lose(self) -> None:
-        """End the requests in flight, because the process has ended.
-
-        Once for each process.
-        """
+        """End the requests in flight. For each process that has ended, once."""
 
     # -- the process
 
@@ -116,9 +113,7 @@ class LinkedDevice(ABC):
 
     @property
     def in_flight(self) -> int:
-        """Return the number of requests in flight. The time it takes does not depend on
-        the number of models.
-        """
+        """Return the number of requests in flight, in constant time."""
         return self.outstanding
 
     def fileno(self) -> int:
@@ -165,7 +160,7 @@ class LinkedDevice(ABC):
         with self.lock:
             if self._result_fd < 0:  # closed, and another file may have its number
                 return 0
-            drains = not blocking.is_elsewhere
+            drains = not (blocking.driver and blocking.is_elsewhere)
             try:
                 if drains:
                     os.eventfd_read(self._result_fd)
@@ -176,7 +171,7 @@ class LinkedDevice(ABC):
         except BaseException:
             os.eventfd_write(self._result_fd, 1)  # some results may be left
             raise
-        if drains and blocking.is_elsewhere:
+        if drains and blocking.driver and blocking.is_elsewhere:
             os.eventfd_write(self._result_fd, 1)  # its request may be done
         return count
 
@@ -246,8 +241,7 @@ class LinkedDevice(ABC):
             return 0
         now = time.monotonic_ns()
         with self.lock:
-            # This keeps the call cheap while nothing is in flight, for any number of
-            # models.
+            # The call stays cheap while no model has a request in flight.
             self._busy = self.in_flight > 0
             count = self.channels.expire(now)
         if count:
@@ -262,7 +256,12 @@ class LinkedDevice(ABC):
         if connection is None or self.state is not READY:
             raise DeviceLost(f"device {self.id} is {self.state.value}")
         self._busy = True
-        connection.submit(channel)
+        try:
+            if connection.link.submit(channel):
+                os.eventfd_write(connection.wake_fd, 1)
+        except BaseException:
+            connection.wake()  # it may count as awake already
+            raise
 
     def follow_up(self, after: Callable[[], None]) -> None:
         """Schedule `after`, which the driving side calls with the lock held.

@@ -16,31 +16,26 @@ class RunReport:
     """Reads the report of the present process, also after it has died. Reads memory
     only.
 
-    `lock` guards the link, which may end at any time. Without a link nothing runs.
+    `lock` guards `link`, which may end at any time. Without a link nothing runs.
     """
 
-    __slots__ = ("_busy_before", "_busy_ns", "_link", "_lock", "_words")
+    __slots__ = ("_busy_before", "_busy_ns", "_lock", "_words", "link")
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
-        self._link: Link | None = None
+        self.link: Link | None = None
         self._words = _NOTHING
         self._busy_ns = 0  # as last reported,
         self._busy_before = 0  # and of ended processes
 
     def follow(self, link: Link) -> None:
         """Read the report of a new process from now on. The caller holds the lock."""
-        self._link, self._words = link, link.words
+        self.link, self._words = link, link.words
 
     def leave(self) -> None:
         """Stop reading, because the link ends. The caller holds the lock."""
         self._busy_before = self.busy_ns
-        self._link, self._words = None, _NOTHING
-
-    @property
-    def told(self) -> int:
-        """Return how many requests the present process was told of; -1 without one."""
-        return -1 if self._link is None else self._link.submissions.written
+        self.link, self._words = None, _NOTHING
 
     @property
     def running(self) -> list[int]:
@@ -79,8 +74,8 @@ class RunReport:
         for all clients. Never decreases.
         """
         with self._lock:
-            if self._link is not None:
-                now = self._busy_before + self._link.busy_ns
+            if self.link is not None:
+                now = self._busy_before + self.link.busy_ns
                 self._busy_ns = max(self._busy_ns, now)
             return self._busy_ns
 

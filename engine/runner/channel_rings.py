@@ -189,14 +189,15 @@ class RequestWriter:
         KeyboardInterrupt comes first, take back what the device was not told of.
         Otherwise the later requests would find it before their own data.
         """
-        requests, told = self.channel.requests, self._device.report.told
+        requests, link = self.channel.requests, self._device.report.link
+        told = -1 if link is None else link.submissions.written
         try:
             for anchor, _, _ in places:
                 anchor.write_complete()
             requests.write_complete()
             self._device.notify(number)
         except BaseException:
-            if self._device.report.told == told:
+            if link is None or link.submissions.written == told:
                 at = self.channel.request_at((requests.written - 1) % requests.capacity)
                 if REQUEST.unpack_from(self.channel.view, at)[0] == request.number:
                     requests.take_back()
