@@ -163,8 +163,8 @@ def _put_in(value: Any, lists: dict[str, LongList], left: list[int], depth: int)
         return found
     if depth and type(value) is dict:
         for key, item in value.items():
-            found = _put_in(item, lists, left, depth - 1)
-            value[key] = listed(found) if key in _NO_TENSORS else found
+            put = _put_in(item, lists, left, depth - 1)
+            value[key] = listed(put) if key in _NO_TENSORS else put
     elif depth and type(value) is list:
         for index, item in enumerate(value):
             value[index] = _put_in(item, lists, left, depth - 1)
