@@ -11,6 +11,7 @@ requests. The tests do the same with a few requests to each operation.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.cases.models import write_models
-from bench.servers.server import HOST, compile_models, gateway
+from bench.servers.server import HOST, ROOT, compile_models, gateway
 
 MODELS = ("small", "words")
 CONFIG = Path(__file__).with_name("schemathesis.toml")
@@ -31,6 +32,12 @@ def command(url: str, examples: int, seed: int | None) -> list[str]:
     found += [f"{url}/openapi.json", "--continue-on-failure"]
     found += ["--phases", "examples,coverage,fuzzing", "-n", str(examples)]
     return found if seed is None else [*found, "--seed", str(seed)]
+
+
+def environment() -> dict[str, str]:
+    """Return the variables with which schemathesis finds our hooks."""
+    hooks = "bench.schemathesis_hooks"
+    return {**os.environ, "PYTHONPATH": str(ROOT), "SCHEMATHESIS_HOOKS": hooks}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result = subprocess.run(
                 command(url, options.examples, options.seed),
                 cwd=folder,
+                env=environment(),
                 timeout=options.seconds,
                 check=False,
             )
