@@ -269,11 +269,11 @@ class TestRunning:
     def test_a_warm_up_that_never_ends(self, tmp_path: Path, kind: str) -> None:
         add(tmp_path, "good")
         add(tmp_path, "bad", LOOPS[kind])
-        options = "--devices", "cpu:1", "--run-timeout", "1", "--device-timeout", "5"
+        options = "--devices", "cpu:1", "--run-timeout", "0.3", "--device-timeout", "5"
         with ServedGateway(tmp_path, *options) as gateway:
             gateway.wait_ready()
             failed = gateway.client.get("/v1/health/ready").json()["failed"]
-            assert "a run exceeded the limit of 1 s" in failed["bad"]
+            assert "a run exceeded the limit of 0.3 s" in failed["bad"]
             assert gateway.infer("good", input=ROW)["output"] == OUTPUT
             assert load(gateway, "bad") == 400
             assert gateway.infer("good", input=ROW)["output"] == OUTPUT
@@ -284,11 +284,11 @@ class TestRunning:
     def test_load_programs_that_never_end(self, tmp_path: Path) -> None:
         add(tmp_path, "good")
         add(tmp_path, "bad", partial(looping, program=0))
-        options = "--devices", "cpu:1", "--load-timeout", "3", "--device-timeout", "5"
+        options = "--devices", "cpu:1", "--load-timeout", "1.5", "--device-timeout", "5"
         with ServedGateway(tmp_path, *options) as gateway:
             gateway.wait_ready()
             failed = gateway.client.get("/v1/health/ready").json()["failed"]
-            assert "the load programs exceeded 3 s" in failed["bad"]
+            assert "the load programs exceeded 1.5 s" in failed["bad"]
             assert gateway.infer("good", input=ROW)["output"] == OUTPUT
             (device,) = gateway.client.get("/v1/devices").json()["devices"]
             assert device["restarts"] == 0
@@ -299,9 +299,9 @@ class TestRunning:
     ) -> None:
         """The device is replaced, with the other models and without this one."""
         add(tmp_path, "good")
-        options = ["--devices", "cpu:1", "--device-timeout", "30", "--run-timeout", "1"]
+        options = ["--devices", "cpu:1", "--device-timeout", "30", "--run-timeout", "0.3"]
         if program == 0:
-            options += ["--load-timeout", "3"]
+            options += ["--load-timeout", "1.5"]
         with ServedGateway(tmp_path, *options) as gateway:
             gateway.wait_ready()
             add(tmp_path, "bad", partial(heavy, program=program))
@@ -320,7 +320,7 @@ class TestRunning:
 
     def test_a_warm_up_ends_with_the_time_to_load(self, tmp_path: Path) -> None:
         add(tmp_path, "good")
-        options = "--devices", "cpu:1", "--load-timeout", "3", "--run-timeout", "0"
+        options = "--devices", "cpu:1", "--load-timeout", "1.5", "--run-timeout", "0"
         with ServedGateway(tmp_path, *options) as gateway:
             gateway.wait_ready()
             add(tmp_path, "bad", looping)
@@ -333,19 +333,19 @@ class TestRunning:
         """The request fails; the model is out of service after several in a row."""
         add(tmp_path, "good")
         add(tmp_path, "bad", looping, config="[warmup]\nenabled = false\n")
-        options = "--devices", "cpu:1", "--run-timeout", "1", "--device-timeout", "5"
+        options = "--devices", "cpu:1", "--run-timeout", "0.3", "--device-timeout", "5"
         with ServedGateway(tmp_path, *options) as gateway:
             gateway.wait_ready()
             body = {"inputs": {"x": ROW}}
             for _ in range(MOST):
                 response = gateway.client.post("/v1/models/bad/infer", json=body)
                 assert response.status_code == 500, response.text
-                assert "a run exceeded the limit of 1 s" in response.text
+                assert "a run exceeded the limit of 0.3 s" in response.text
                 assert gateway.infer("good", input=ROW)["output"] == OUTPUT
             response = gateway.client.post("/v1/models/bad/infer", json=body)
             assert response.status_code == 503, response.text
             assert (
-                f"a run exceeded the limit of 1 s (--run-timeout), {MOST}"
+                f"a run exceeded the limit of 0.3 s (--run-timeout), {MOST}"
                 in response.text
             )
             failed = gateway.client.get("/v1/health/ready").json()["failed"]
@@ -362,7 +362,7 @@ class TestRunning:
         from nobody else."""
         add(tmp_path, "good")
         add(tmp_path, "loop", counting, config="[warmup]\nenabled = false\n")
-        options = ["--devices", "cpu:1", "--run-timeout", "1", "--workers", workers]
+        options = ["--devices", "cpu:1", "--run-timeout", "0.3", "--workers", workers]
         with ServedGateway(tmp_path, *options) as gateway:
             gateway.wait_ready()
 
@@ -373,7 +373,7 @@ class TestRunning:
             for _ in range(MOST + 1):
                 response = count(2**62)
                 assert response.status_code == 500, response.text
-                assert "a run exceeded the limit of 1 s" in response.text
+                assert "a run exceeded the limit of 0.3 s" in response.text
                 answer = count(3)
                 assert answer.status_code == 200, answer.text
                 assert answer.json()["outputs"][0]["data"] == [4.0]
