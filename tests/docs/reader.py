@@ -46,6 +46,7 @@ from app.cli import main as popgate
 from tests.app.served import ROOT, ServedGateway
 from tests.leaks import keeping
 from tests.support import WAIT
+from tests.warm import forked
 
 #: What cannot be run here, by how its commands begin, and why.
 NOT_RUN = {
@@ -70,6 +71,10 @@ LANGUAGES = {"sh", "python", "js", "toml", "console", "json", "text", "mermaid"}
 _PLACE = re.compile(r"(?:#|//) ([\w.-]+(?:/[\w.-]+)+)\n")
 #: A command of ours that needs no shell.
 _PLAIN = re.compile(r"popgate (?!serve|openapi)[^|<>;&$`*?\\]+\n?")
+#: A script in Python that needs no shell.
+_SCRIPT = re.compile(r"python [\w/]+\.py[^|<>;&$`*?\\]*\n?")
+#: A command that changes what those behind it find.
+_STATE = re.compile(r"cd |export |for |if |\w+=\S*\n?$")
 _ADDRESS = re.compile(r"(?:localhost|127\.0\.0\.1):8000")
 
 
@@ -233,13 +238,21 @@ class Reader:
         self._shell(script)
 
     def _shell(self, script: str) -> None:
-        lines = [line for line in script.splitlines(keepends=True) if line.strip()]
-        if all(_PLAIN.fullmatch(line) for line in lines):
-            if lines:
-                self.output = "".join(map(self._popgate, lines))
-        else:
-            script = self.address(script)
-            self.output = self._call(["bash", "-euo", "pipefail", "-c", script])
+        found = [command for command in commands(script) if command.strip()]
+        if any(_STATE.match(command) for command in found):
+            found = [script]
+        if found:
+            self.output = "".join(map(self._command, found))
+
+    def _command(self, command: str) -> str:
+        """What a command prints, without a shell and a new process where it can be."""
+        if _PLAIN.fullmatch(command):
+            return self._popgate(command)
+        if _SCRIPT.fullmatch(command):
+            _, path, *arguments = shlex.split(self.address(command), comments=True)
+            return self._call(forked(path, *arguments))
+        command = self.address(command)
+        return self._call(["bash", "-euo", "pipefail", "-c", command])
 
     def _popgate(self, command: str) -> str:
         """What a command of ours prints, in this process: a new one would take longer
