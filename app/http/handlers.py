@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 
@@ -99,7 +100,9 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 async def _http_exception(request: Request, error: Exception, hint: str) -> Response:
     assert isinstance(error, HTTPException)
-    text = str(error.detail)
+    # FastAPI allows any JSON value here; `error` is always a string.
+    detail: object = error.detail
+    text = detail if isinstance(detail, str) else json.dumps(detail, default=str)
     given = {name.lower(): value for name, value in (error.headers or {}).items()}
     if error.status_code == 405:
         given["allow"] = _allowed(request, given.get("allow", ""))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from fastapi import HTTPException as FastAPIException
 from starlette.exceptions import HTTPException
 
 from app.errors import UnknownModel
@@ -24,6 +26,7 @@ def make_app() -> FastAPI:
         "http": HTTPException(418, "short and stout", {"X-Pot": "tea"}),
         "missing": HTTPException(404, 'no scale "x"; send {"scale": "y"}'),
         "braces": HTTPException(400, 'send {"scale": "y"}'),
+        "details": FastAPIException(400, {"field": "x", "limits": [1, None]}),
         "bug": RuntimeError("password=hunter2"),
     }
 
@@ -58,6 +61,7 @@ def ask(path: str, method: str = "GET") -> httpx.Response:
         ("/fail/bug", 500, "internal_error"),
         ("/fail/missing", 404, "not_found"),
         ("/fail/braces", 400, "error"),
+        ("/fail/details", 400, "error"),
         ("/none", 404, "not_found"),
         ("/number/x", 400, "invalid_request"),
     ],
@@ -81,6 +85,8 @@ def test_headers_of_errors_are_kept() -> None:
 def test_an_error_has_the_words_of_its_route_or_says_what_a_path_takes() -> None:
     assert ask("/fail/missing").json()["error"] == 'no scale "x"; send {"scale": "y"}'
     assert ask("/fail/braces").json()["error"] == 'send {"scale": "y"}'
+    said = ask("/fail/details").json()["error"]
+    assert json.loads(said) == {"field": "x", "limits": [1, None]}
     assert ask("/none").json()["error"].startswith("Not Found: there is nothing at")
     said = ask("/fail/ours", "DELETE").json()["error"]
     assert said.endswith("/fail/ours does not take DELETE; it takes GET, HEAD, OPTIONS")
