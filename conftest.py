@@ -15,8 +15,10 @@ os.environ.pop("POPGATE_DEVICES", None)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Many tests load and unload models; those about who may take it away again.
 os.environ["POPGATE_TRUST_LOOPBACK"] = "1"
-# What `tests.warm` forks for this process and for all that it starts is its own.
-os.environ["WARM_TESTS_RUN"] = str(os.getpid())
+# What `tests.warm` forks is this run's own: the workers of a run share what forks.
+os.environ["WARM_TESTS_RUN"] = str(
+    os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+)
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -26,6 +26,8 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
+from tests import warm
+
 T = TypeVar("T")
 
 #: Seconds that a process may take to end after its owner has let go.
@@ -123,7 +125,7 @@ class LeakCheck:
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
             output["left"] = _wait_for(lambda: sorted(_processes()))
-        elif session.config.getoption("numprocesses", None) is None:
+        elif not session.config.getoption("numprocesses", None):
             self._left += _wait_for(lambda: sorted(_processes()))
         return result
 
@@ -134,6 +136,9 @@ class LeakCheck:
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         if hasattr(config, "workeroutput"):
             return
+        # What was forked for workers has no other parent that looks at it.
+        if config.getoption("numprocesses", None):
+            self._left += _wait_for(lambda: sorted(_processes()))
         # Other programs of the machine make and remove names there too.
         new = _wait_for(lambda: _shared_memory() - self._shared_memory - _mapped())
         if left := [*self._left, *sorted(new)]:
@@ -147,6 +152,8 @@ def pytest_configure(config: pytest.Config) -> None:
     with contextlib.suppress(ImportError):
         importlib.import_module("gevent").get_hub()
     config.pluginmanager.register(_CHECK, "leaks")
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        warm.start_all()
 
 
 def left_over(allowed: Counter[str]) -> Counter[str]:
@@ -204,8 +211,6 @@ def _is_local(fd: int) -> bool:
 
 def _processes() -> Iterator[str]:
     """Give all descendants but those from which the tests fork, and the dead."""
-    from tests import warm
-
     forkers = {*warm.forkers(), resource_tracker._resource_tracker._pid}  # type: ignore[attr-defined]
     waiting = [os.getpid()]
     while waiting:

@@ -7,10 +7,10 @@ on they are what the command is, each with its own environment, folder, descript
 group and exit. All others are started from nothing, those of ours, too, where the
 environment holds anything that is read when modules are imported.
 
-One process for each role belongs to a run (to a worker of one), starts when it is
-needed first, and has one thread. It listens for single messages: a job, with its
-descriptors, is answered with the number of the new process; `wait` and a number with
-the status of a process that has ended.
+One process for each role belongs to a run. It starts when it is needed first; where a
+run has workers, which share it, it starts with the run. It has one thread and listens
+for single messages: a job, with its descriptors, is answered with the number of the new
+process; `wait` and a number with the status of a process that has ended.
 """
 
 from __future__ import annotations
@@ -249,6 +249,12 @@ def _start(role: str) -> None:
                     # A pool of threads would not be there after a fork.
                     env={**os.environ, "PYTHONPATH": ROOT, "OPENBLAS_NUM_THREADS": "1"},
                 )
+
+
+def start_all() -> None:
+    """Start what forks for all roles. A run does this for its workers."""
+    for role in _ROLES:
+        _start(role)
 
 
 def script() -> None:
