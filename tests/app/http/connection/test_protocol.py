@@ -61,7 +61,10 @@ class Wire:
         return json.loads(body)["outputs"][0]["data"]
 
     def is_closed(self) -> bool:
-        return self.stream.read(1) == b""
+        try:
+            return self.stream.read(1) == b""
+        except ConnectionResetError:  # the server closed it before it had read all
+            return True
 
     def __enter__(self) -> Self:
         return self

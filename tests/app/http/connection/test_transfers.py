@@ -152,7 +152,10 @@ def test_all_bodies_that_do_not_end_have_a_bound(serve: Serve, framing: str) -> 
         head += b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % (200 * MIB)
     senders = [Wire(gateway) for _ in range(8)]
     for sender in senders:
-        sender.send(head, part)
+        # The rest of a refused body is read for a second. On a busy machine that ends
+        # while the client still sends. Its answer has come by then.
+        with contextlib.suppress(ConnectionError):
+            sender.send(head, part)
     for _ in range(5):  # at least five of them cannot have a place
         ready = select.select([s.socket for s in senders], [], [], WAIT)[0]
         assert ready
