@@ -183,7 +183,7 @@ def _role(given: Mapping[str, Any]) -> str | None:
         or not _is_usual(_environment(given))
     ):
         return None
-    option, code = command[2:4] if command[1] == "-P" else command[1:3]
+    option, code, *_ = *(command[2:] if command[1] == "-P" else command[1:]), "", ""
     if option == "-m" and code in _MODULES:
         return "from app.cli import main; main()"
     if option != "-c":
