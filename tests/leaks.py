@@ -119,14 +119,12 @@ class LeakCheck:
     def pytest_sessionfinish(
         self, session: pytest.Session
     ) -> Generator[None, object, object]:
-        """Look in the process that ran the tests; a worker tells its controller."""
+        """Look at what a worker has started, and tell its controller."""
         # What a run that stops early has set up is torn down here.
         result = yield
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
             output["left"] = _wait_for(lambda: sorted(_processes()))
-        elif not session.config.getoption("numprocesses", None):
-            self._left += _wait_for(lambda: sorted(_processes()))
         return result
 
     @pytest.hookimpl(optionalhook=True)
@@ -137,8 +135,7 @@ class LeakCheck:
         if hasattr(config, "workeroutput"):
             return
         # What was forked for workers has no other parent that looks at it.
-        if config.getoption("numprocesses", None):
-            self._left += _wait_for(lambda: sorted(_processes()))
+        self._left += _wait_for(lambda: sorted(_processes()))
         # Other programs of the machine make and remove names there too.
         new = _wait_for(lambda: _shared_memory() - self._shared_memory - _mapped())
         if left := [*self._left, *sorted(new)]:

@@ -70,9 +70,9 @@ QUICKER = {
 LANGUAGES = {"sh", "python", "js", "toml", "console", "json", "text", "mermaid"}
 _PLACE = re.compile(r"(?:#|//) ([\w.-]+(?:/[\w.-]+)+)\n")
 #: A command of ours that needs no shell.
-_PLAIN = re.compile(r"popgate (?!serve|openapi)[^|<>;&$`*?\\]+\n?")
+_PLAIN = re.compile(r"popgate (?!serve|openapi)[^|<>;&$`*?\\\n]+\n?")
 #: A script in Python that needs no shell.
-_SCRIPT = re.compile(r"python [\w/]+\.py[^|<>;&$`*?\\]*\n?")
+_SCRIPT = re.compile(r"python [\w/]+\.py[^|<>;&$`*?\\\n]*\n?")
 #: A command that changes what those behind it find.
 _STATE = re.compile(r"cd |export |for |if |\w+=\S*\n?$")
 _ADDRESS = re.compile(r"(?:localhost|127\.0\.0\.1):8000")
@@ -218,15 +218,16 @@ class Reader:
         self._configured |= path.name == "config.toml"
 
     def _run(self, block: Block) -> None:
-        script, self.output = "", ""
+        found: list[str] = []
+        self.output = ""
         for command in commands(block.text):
             command = STANDS_FOR.get(command.split("#")[0].strip(), command)
             self._bring_examples(command)
             if command.startswith(tuple(NOT_RUN)):
                 continue
             if command.startswith("popgate serve"):
-                self._shell(script)
-                script = ""
+                self._shell(found)
+                found = []
                 self.served = self.servers.start(command, self.folder, self._stack)
                 self.output = self.served.output
                 self._configured = False
@@ -234,13 +235,13 @@ class Reader:
                 for begun, options in QUICKER.items():
                     if command.startswith(begun):
                         command = f"{command.rstrip()} {options}\n"
-                script += command
-        self._shell(script)
+                found.append(command)
+        self._shell(found)
 
-    def _shell(self, script: str) -> None:
-        found = [command for command in commands(script) if command.strip()]
+    def _shell(self, found: list[str]) -> None:
+        found = [command for command in found if command.strip()]
         if any(_STATE.match(command) for command in found):
-            found = [script]
+            found = ["".join(found)]
         if found:
             self.output = "".join(map(self._command, found))
 

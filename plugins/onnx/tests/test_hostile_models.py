@@ -299,14 +299,7 @@ class TestRunning:
     ) -> None:
         """The device is replaced, with the other models and without this one."""
         add(tmp_path, "good")
-        options = [
-            "--devices",
-            "cpu:1",
-            "--device-timeout",
-            "30",
-            "--run-timeout",
-            "0.3",
-        ]
+        options = ["--devices=cpu:1", "--device-timeout=30", "--run-timeout=0.3"]
         if program == 0:
             options += ["--load-timeout", "1.5"]
         with ServedGateway(tmp_path, *options) as gateway:
