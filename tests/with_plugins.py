@@ -19,9 +19,6 @@ NEED_PLUGINS = (
     "tests/app/cli/test_main.py::test_help_of_serve_tells_the_real_defaults",
     "tests/app/cli/test_main.py::test_help_shows_commands_of_plugins",
     "tests/app/cli/test_main.py::test_shells_complete_commands_and_options[popgate dr",
-    "tests/app/cli/test_main.py::test_wrong_use_is_one_line[arguments1",
-    "tests/app/cli/test_main.py::test_wrong_use_is_one_line[arguments2",
-    "tests/app/cli/test_main.py::test_wrong_use_is_one_line[arguments3",
     # A served .onnx file is compiled.
     "tests/app/config/test_ragged_config.py::test_a_model_is_served",
     "tests/app/test_plugins.py::test_a_plugin",
