@@ -365,6 +365,8 @@ class Framer:
 
 # Stands for the length of a chunked body.
 _IN_CHUNKS: Final = -2
+# The digits of the largest length that the parser reads.
+_MOST_DIGITS: Final = 20
 
 
 def _check(version: str, lines: list[Header]) -> int:
@@ -383,6 +385,9 @@ def _check(version: str, lines: list[Header]) -> int:
         if name == b"host":
             has_host = True
         elif name == b"content-length":
+            # The parser checks the number, but not how many zeros it begins with.
+            if len(value) > _MOST_DIGITS:
+                raise bad_http(f"Content-Length has more than {_MOST_DIGITS} digits")
             length = int(value)
         elif name == b"transfer-encoding":
             if value.lower() != b"chunked":

@@ -150,6 +150,7 @@ def test_another_protocol_is_never_spoken() -> None:
         (LENGTH.replace(b"%d", b"5\r\nContent-Length: 5"), 400),
         (LENGTH.replace(b"%d", b"5\r\nTransfer-Encoding: chunked"), 400),
         (LENGTH.replace(b"%d", b"99999999999999999999"), 400),
+        (LENGTH.replace(b"%d", b"0" * 5000), 400),
         (GET.replace(b"\r\n", b"\n"), 400),
     ],
 )
