@@ -275,13 +275,17 @@ def _checked(tensor: TensorSpec, made: Tensor) -> Tensor:
     if made.data_type is not tensor.data_type:
         msg = f"input '{tensor.name}' is {tensor.datatype}, got {made.data_type.name}"
         raise ValueError(msg)
-    if not fits(tensor.shape, made.shape):
+    _check_shape(tensor, made.shape)
+    return made
+
+
+def _check_shape(tensor: TensorSpec, shape: tuple[int, ...]) -> None:
+    if not fits(tensor.shape, shape):
         msg = (
             f"input '{tensor.name}' expects shape {list(tensor.shape or ())}, "
-            f"got {list(made.shape)}"
+            f"got {list(shape)}"
         )
         raise ValueError(msg)
-    return made
 
 
 def _shape(
@@ -308,6 +312,8 @@ def _synthetic(
         # For a generator, only the first response is tried.
         return Tensor.from_numpy(np.zeros((3,), np.int64), tensor.data_type)
     shape = _shape(tensor, rows, wanted, fill)
+    if wanted.shape:
+        _check_shape(tensor, shape)  # before values take memory
     if tensor.data_type is DataType.STRING:
         word = b"" if wanted.data == "zeros" else b"1"
         return Tensor.from_numpy(np.full(shape, word, object), DataType.STRING)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ import pytest
 from app.config.config_keys import read_section
 from app.config.warmup_config import WarmupConfig
 from app.repository.warmup import WarmupFailed, run_example, warm_up
-from app.spec import ModelSpec
+from app.spec import ModelSpec, TensorSpec
 from engine import Device, DeviceManager, ModelRunner, ModelRunnerConfig
 from tests.engine import models
 from tests.support import WAIT
@@ -181,6 +183,20 @@ def test_samples_that_cannot_be_made(
     path = models.affine(tmp_path / "m.popef")
     with pytest.raises(WarmupFailed, match=message):
         run(path, devices, {"samples": [{"inputs": inputs}]}, folder=root)
+
+
+def test_values_of_a_wrong_shape_take_no_memory() -> None:
+    spec = ModelSpec("m", "1", (TensorSpec.make("x", "BYTES", (16,)),), ())
+    sample = {"inputs": {"x": {"shape": [1 << 20]}}}
+    config = read_section(WarmupConfig, {"samples": [sample]})
+    runner: Any = SimpleNamespace(failure=None)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WarmupFailed, match=r"expects shape \[16\], got"):
+            warm_up(spec, runner, config, None)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_single_file_has_no_other_files(
