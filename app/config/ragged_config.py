@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ def _inputs(value: Any) -> Mapping[str, float]:
     if not isinstance(value, dict) or not all(
         isinstance(pad, int | float)
         and not isinstance(pad, bool)
-        and math.isfinite(pad)
+        and abs(pad) <= sys.float_info.max
         for pad in value.values()
     ):
         raise ValueError("a table of input name to a number, the padding value")

@@ -24,6 +24,8 @@ SECTION = "[ragged]\ninputs = {ids = 0, mask = 0}\n"
         ({"inputs": ["ids"]}, "a table of input name to a number"),
         ({"inputs": {"ids": "pad"}}, "a table of input name to a number"),
         ({"inputs": {"ids": True}}, "a table of input name to a number"),
+        ({"inputs": {"ids": float("nan")}}, "a table of input name to a number"),
+        ({"inputs": {"ids": 10**400}}, "a table of input name to a number"),
         ({"max_padding": 1.0}, "max_padding"),
         ({"max_batch_tokens": -1}, "max_batch_tokens"),
         ({"inptus": {}}, "inptus"),
