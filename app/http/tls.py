@@ -64,7 +64,7 @@ class Certificate:
         self.context = ServerContext()
         read = contents or self._read()
         self._load_into(self.context, read)
-        self._use(read, _times_of(self.context, read[0]))
+        self._use(read, _times_of(certificate, self.context, read[0]))
 
     def _use(
         self, contents: Sequence[bytes], times: tuple[float, float] | None
@@ -142,7 +142,7 @@ class Certificate:
             # holds a certificate with the key of another.
             fresh = ServerContext()
             self._load_into(fresh, read)
-            times = _times_of(fresh, read[0])
+            times = _times_of(self._certificate, fresh, read[0])
             self._check_times(times)
             self._load_into(self.context, read)
         except (TlsError, OSError) as e:  # or no descriptor is left
@@ -221,10 +221,12 @@ def _no_password() -> str:
     raise ValueError("the private key has a password; expected a key without one")
 
 
-def _times_of(context: ssl.SSLContext, chain: bytes) -> tuple[float, float] | None:
-    """Return when the certificate of `context` becomes valid and when it expires.
+def _times_of(
+    path: Path, context: ssl.SSLContext, chain: bytes
+) -> tuple[float, float] | None:
+    """Return when the certificate in file `path` becomes valid and when it expires.
 
-    The times are those that a client receives.
+    The times are those that a client receives. Raises `TlsError` if they are invalid.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
@@ -240,12 +242,14 @@ def _times_of(context: ssl.SSLContext, chain: bytes) -> tuple[float, float] | No
             with suppress(ssl.SSLWantReadError):
                 side.do_handshake()
         found = theirs.getpeercert()
+        if not found:
+            return None
+        begins, ends = str(found["notBefore"]), str(found["notAfter"])
+        return ssl.cert_time_to_seconds(begins), ssl.cert_time_to_seconds(ends)
     except ssl.SSLError:  # no client would accept it
         return None
-    if not found:
-        return None
-    begins, ends = str(found["notBefore"]), str(found["notAfter"])
-    return ssl.cert_time_to_seconds(begins), ssl.cert_time_to_seconds(ends)
+    except ValueError as e:  # `ssl` loads certificates with times of any digits
+        raise TlsError(f"{path}: the period of validity cannot be read: {e}") from None
 
 
 @contextmanager

@@ -443,6 +443,27 @@ def test_what_does_not_count_replaces_nothing_that_does(
     assert certificate.renew()
 
 
+def test_times_that_cannot_be_read_replace_nothing(
+    tmp_path: Path, authority: trustme.CA, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OpenSSL loads a certificate whose month is 99."""
+    now = datetime.now(UTC).replace(microsecond=0)
+    issued = authority.issue_cert("localhost", not_after=now + timedelta(30))
+    key, pem = issued.private_key_pem.bytes(), issued.cert_chain_pems[0].bytes()
+    path = tmp_path / "server.pem"
+    path.write_bytes(key + pem)
+    certificate = Certificate(path)
+    ends = (now + timedelta(30)).strftime("%y%m%d%H%M%SZ").encode()
+    der = ssl.PEM_cert_to_DER_cert(pem.decode()).replace(ends, b"269901000000Z")
+    path.write_bytes(key + ssl.DER_cert_to_PEM_cert(der).encode())
+    assert not certificate.renew()
+    assert f"{path}: the period of validity cannot be read" in caplog.text
+    with pytest.raises(TlsError, match="period of validity cannot be read"):
+        Certificate(path)
+    issue(authority, tmp_path)
+    assert certificate.renew()
+
+
 @pytest.mark.parametrize("days", [-1, 6, 8])
 def test_a_certificate_that_expires_is_told_once(
     tmp_path: Path, authority: trustme.CA, caplog: pytest.LogCaptureFixture, days: int
