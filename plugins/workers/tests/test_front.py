@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from app.codec import InferRequest, ModelCodec
 from app.codec.messages import Body, Response, json_response
@@ -44,6 +48,7 @@ from popgate_workers.messages import (
 from popgate_workers.shared_counters import CounterSegment
 from popgate_workers.worker import Worker
 from tests.engine import models
+from tests.support import WAIT
 
 KEYS = """
 [[key]]
@@ -149,6 +154,50 @@ class Supervised:
 
         await self.front(scope, take, give)
         return statuses[0]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+def test_keys_are_watched_though_threads_are_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each model that is drained has a thread of the event loop for that time."""
+    path = tmp_path / "keys.toml"
+    path.write_text("anonymous = ['infer']\n")
+    monkeypatch.setattr("popgate_workers.worker.KEYS_LOOK", 0.001)
+    start = threading.Thread.start
+
+    def no_thread(thread: threading.Thread) -> None:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        raise RuntimeError("can't start new thread")
+
+    async def follow(pool: ThreadPoolExecutor) -> None:
+        loop, drained = asyncio.get_running_loop(), threading.Event()
+        loop.set_default_executor(pool)
+        model = loop.run_in_executor(None, drained.wait)
+        theirs, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        counters = CounterSegment.create()
+        keys, log = Keys(path), LogControl("info")
+        worker = Worker(0, mine, counters, DEFAULT_LIMITS, keys, log, Journal(), 5.0)
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+        worker.start()
+        try:
+            await until(lambda: "can't start new thread" in caplog.text)
+            path.write_text("anonymous = ['metrics']\n")
+            await until(lambda: keys.table.anonymous == {"metrics"})
+        finally:
+            drained.set()
+            await model
+            await worker.stop()
+            theirs.close()
+            counters.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        asyncio.run(follow(pool))
 
 
 def test_it_runs_what_it_was_told_of_and_relays_the_rest(tmp_path: Path) -> None:

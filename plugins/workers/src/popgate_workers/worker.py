@@ -9,6 +9,7 @@ All other requests go to the supervisor (relay.py), which knows everything.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Collection, Coroutine, Sequence
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 import msgpack
 
+from app.background import DaemonPool
 from app.limits import Limits
 from app.observe.journal import Journal
 from app.observe.log import LogControl, lines_dropped
@@ -328,9 +330,14 @@ class Worker:
     # -- timers
 
     async def _watch_keys(self) -> None:
-        while True:
-            await asyncio.sleep(KEYS_LOOK)
-            self.look_at_keys(await asyncio.to_thread(self.keys.read_again))
+        # Not in a thread of the event loop: all of them may wait for drained models.
+        with contextlib.closing(DaemonPool(1, "popgate-keys")) as reader:
+            while True:
+                await asyncio.sleep(KEYS_LOOK)
+                try:
+                    self.look_at_keys(await reader.run(self.keys.read_again))
+                except Exception:  # no thread is left; the next check comes
+                    logger.exception("the keys could not be checked for changes")
 
     def look_at_keys(self, config: Any) -> None:
         if config is not None:
