@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,10 +182,12 @@ def test_a_file_for_every_so_many_traces(tmp_path: Path) -> None:
     assert [e["id"] for e in read(tmp_path / "t.json.2")] == [5, 5]
 
 
+@pytest.mark.parametrize("frequency", [0, 1])
 def test_a_file_that_cannot_be_written_is_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, frequency: int
 ) -> None:
-    tracing = TritonTracing(tmp_path / "none" / "t.json", ON)
+    settings = replace(ON, log_frequency=frequency)
+    tracing = TritonTracing(tmp_path / "none" / "t.json", settings)
     record(tracing)
     record(tracing)
     assert [r.levelname for r in caplog.records] == ["ERROR"]

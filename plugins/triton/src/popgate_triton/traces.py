@@ -91,11 +91,12 @@ class TraceFile:
         self.path = path
         self._file = -1
         self._end = 0
-        self._broken = False
+        #: Whether an error has ended it.
+        self.is_broken = False
 
     def append(self, entries: list[dict[str, Any]]) -> None:
         """Add `entries`, over the closing bracket of the array."""
-        if self._broken:
+        if self.is_broken:
             return
         text = b",\n".join(orjson.dumps(entry) for entry in entries) + b"\n]\n"
         try:
@@ -108,7 +109,7 @@ class TraceFile:
                 raise OSError(errno.ENOSPC, "the disk is full")
             self._end += written - 3
         except OSError as e:
-            self._broken = True
+            self.is_broken = True
             logger.error("tracing stops: cannot write %s: %s", self.path, e)
 
     def close(self) -> None:
@@ -234,6 +235,7 @@ class TritonTracing:
         self._file = TraceFile(file) if file is not None else None
         self._ids = itertools.count(1)
         self._numbers = itertools.count()
+        self._has_failed = False
         # Changes of the initial settings (key None), and of single models over the
         # server's settings.
         self._changes: dict[str | None, dict[str, Any]] = {None: {}}
@@ -293,13 +295,14 @@ class TritonTracing:
             self._file.append(entries)
 
     def write_numbered(self, entries: list[dict[str, Any]]) -> None:
-        """Write a numbered file beside the trace file."""
-        if self._path is None:
+        """Write a numbered file beside the trace file, unless an earlier one failed."""
+        if self._path is None or self._has_failed:
             return
         path = self._path.with_name(f"{self._path.name}.{next(self._numbers)}")
         file = TraceFile(path)
         file.append(entries)
         file.close()
+        self._has_failed = file.is_broken
 
     def close(self) -> None:
         """Write the waiting entries, and trace nothing from now on."""
