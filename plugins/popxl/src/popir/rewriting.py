@@ -49,20 +49,41 @@ def decompose_sums(graph: IrGraph) -> None:
 
 def merge_exchanges(graph: IrGraph, made: Sequence[Operator]) -> list[Operator]:
     """Merge loads and stores among `made` into one operator, as far as they do not wait
-    for each other; return the remaining ones, with Inits.
+    for each other, or for what runs between them; return the remaining ones, with
+    Inits.
     """
     merged: list[Operator] = []
     group: list[Operator] = []
     for operator in made:
         if operator.type not in _EXCHANGES:
             continue
-        if not _behind(graph, operator).isdisjoint(group):
+        if _must_be_apart(graph, [*group, operator]):
             merged += _merged(graph, group)
             group = []
         group.append(operator)
     merged += _merged(graph, group)
     others = [op for op in made if op.type not in _EXCHANGES and op.type != "Init"]
     return [*others, *merged]
+
+
+def _must_be_apart(graph: IrGraph, parts: Sequence[Operator]) -> bool:
+    """Return whether one part needs another's result, or the program orders an operator
+    between two.
+    """
+    inside = set(parts)
+    needed = {op for part in parts for op in _behind(graph, part)}
+    if needed & inside:
+        return True
+    waits = orderings(graph)
+    todo, seen = [op for part in parts for op in waits[part] - inside], set[Operator]()
+    while todo:
+        operator = todo.pop()
+        # What a part needs moves before all parts.
+        if operator not in needed and waits[operator] & inside:
+            return True
+        seen.add(operator)
+        todo += waits[operator] - inside - seen
+    return False
 
 
 def _behind(graph: IrGraph, operator: Operator) -> set[Operator]:

@@ -111,6 +111,28 @@ def test_what_waits_for_each_other_is_not_merged() -> None:
             exchange.__exit__(None, None, None)
 
 
+def test_what_the_program_orders_between_is_not_merged() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence():
+        streams = [popxl.h2d_stream((2,), popxl.float32) for _ in range(3)]
+        out = popxl.d2h_stream((2,), popxl.float32)
+        total = popxl.variable(np.zeros(2, np.float32))
+        with transforms.merge_exchange():
+            first, second = (ops.host_load(stream) for stream in streams[:2])
+            ops.add_(total, first * second)
+            third = ops.host_load(streams[2])
+            ops.host_store(out, total)
+        ops.add_(total, third)
+    found = types(ir.main_graph)
+    assert found.count("MultiExchange") == 2
+    assert not {"HostLoad", "HostStore"} & set(found)
+    session = popxl.Session(ir, "ipu_model")
+    with session:
+        given = {s: np.full(2, n + 2, np.float32) for n, s in enumerate(streams)}
+        assert session.run(given)[out].tolist() == [6, 6]
+    assert session.get_tensor_data(total).tolist() == [10, 10]
+
+
 def test_sums_become_additions() -> None:
     ir = popxl.Ir()
     with ir.main_graph:
