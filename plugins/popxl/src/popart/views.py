@@ -147,19 +147,15 @@ class TensorView(View, shows=popir.IrTensor):
 
     def hasVirtualGraphId(self) -> bool:
         """Return whether it is on a device."""
-        op = self._placing()
-        return op is not None and op.settings.ipu is not None
+        found = popir.location_of(self._below)
+        return found is not None and found.ipu is not None
 
     def getVirtualGraphId(self) -> int:
         """Return the device that it is on."""
-        op = self._placing()
-        if op is None or op.settings.ipu is None:
+        found = popir.location_of(self._below)
+        if found is None or found.ipu is None:
             raise popir.IrError(f"{self._below.id!r} is on no device")
-        return op.settings.ipu
-
-    def _placing(self) -> popir.Operator | None:
-        below = self._below
-        return below.producer or next(iter(below.readers), None)
+        return found.ipu
 
     def hasTensorData(self) -> bool:
         """Return whether the host has its values."""

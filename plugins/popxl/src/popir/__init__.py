@@ -6,7 +6,7 @@ plugins/popxl/README.md describes it.
 """
 
 from popir import ops as _ops  # noqa: F401 - registers the operators
-from popir.aliases import changed_inputs, schedule, sharing
+from popir.aliases import changed_inputs, location_of, schedule, sharing
 from popir.autodiff import GradientConnection, Gradients, differentiate
 from popir.builder import Builder, Value
 from popir.dot import dot_of
@@ -111,6 +111,7 @@ __all__ = (
     "export_popef",
     "from_assignment",
     "has_gradient",
+    "location_of",
     "loss_of",
     "merge_exchanges",
     "operator_types",

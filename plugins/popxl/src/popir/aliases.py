@@ -1,17 +1,21 @@
-"""Analysis of storage: which tensors share it, which inputs a graph changes, and
-refused orders.
+"""Analysis of storage: which tensors share it, which inputs a graph changes, refused
+orders, and on which device it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import prod
 
 from popir.errors import IrError
 from popir.ir import IrGraph, IrTensor, Operator
+from popir.records import OperatorSettings
 
 Roots = Mapping[IrTensor, frozenset[IrTensor]]
+#: By copy between devices: the attribute that names the device of its input.
+_FROM = {"IpuCopy": "source", "IpuCopyGrad": "destination"}
 
 
 def roots_of(graph: IrGraph) -> Roots:
@@ -217,3 +221,73 @@ def orderings(
         for first, second in _pairs(touching):
             waits[second].add(first)
     return waits
+
+
+def location_of(tensor: IrTensor) -> OperatorSettings | None:
+    """Return where the operator that makes `tensor` leaves it, otherwise where the
+    first operator that reads it expects it. None if no operator uses it.
+    """
+    operator = tensor.producer
+    if operator is not None:
+        return _of_result(operator, operator.outputs.index(tensor))
+    for reader in tensor.readers:
+        found = _of_input(reader, reader.inputs.index(tensor))
+        if found is not None:
+            return found
+    return None
+
+
+def settings_beside(tensor: IrTensor) -> OperatorSettings:
+    """Return the settings of an operator where `tensor` is."""
+    return _only_location(location_of(tensor))
+
+
+def backward_settings(operator: Operator) -> OperatorSettings:
+    """Return the settings of a gradient of `operator`, which is where its first input
+    is.
+    """
+    return _only_location(_of_input(operator, 0))
+
+
+def _only_location(found: OperatorSettings | None) -> OperatorSettings:
+    if found is None:
+        return OperatorSettings()
+    return OperatorSettings(ipu=found.ipu, tile_set=found.tile_set)
+
+
+def _of_result(operator: Operator, index: int) -> OperatorSettings:
+    own = operator.settings
+    places: tuple[int, ...] = operator.attributes.get("ipus", ())
+    if index < len(places):
+        return replace(own, ipu=places[index])
+    if "graphs" in operator.attributes:
+        outputs = operator.called_graphs[0].outputs
+        return location_of(outputs[index + (operator.type == "Loop")]) or own
+    return own
+
+
+def _of_input(operator: Operator, index: int) -> OperatorSettings | None:
+    own = operator.settings
+    places: tuple[int, ...] = operator.attributes.get("ipus", ())
+    if index < len(places):
+        return replace(own, ipu=places[index])
+    if operator.type in _FROM:
+        return replace(own, ipu=operator.attributes[_FROM[operator.type]])
+    if operator.type in ("IoTileCopy", "IoTileCopyGrad"):
+        return replace(own, tile_set="compute" if own.tile_set == "io" else "io")
+    if "graphs" in operator.attributes:
+        inner = _inner_input(operator, index)
+        found = location_of(inner) if inner is not None else None
+        # The call inside a loop is made without contexts: the loop has them.
+        return found or (None if operator.graph.is_loop_body else own)
+    return own
+
+
+def _inner_input(operator: Operator, index: int) -> IrTensor | None:
+    """Return the input of a called graph that this input feeds."""
+    at = index + {"Loop": 2, "If": -1}.get(operator.type, 0)
+    for graph in operator.called_graphs:
+        if 0 <= at < len(graph.inputs):
+            return graph.inputs[at]
+        at -= len(graph.inputs)
+    return None

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from popir.aliases import changed_inputs
+from popir.aliases import backward_settings, changed_inputs, settings_beside
 from popir.dependence import branches, dependents, reached_by
 from popir.errors import IrError, NotYet
 from popir.gradient_records import gradient_record
@@ -196,7 +196,9 @@ class _Differentiation:
             total = parts[0]
             if len(parts) > 1:
                 names = [gradient_name(tensor)]
-                total = self._backward.add("Sum", parts, names).outputs[0]
+                where = settings_beside(tensor)
+                made = self._backward.add("Sum", parts, names, None, where)
+                total = made.outputs[0]
             self._totals[tensor] = total
         return self._totals[tensor]
 
@@ -250,17 +252,19 @@ class _Differentiation:
                 side = operator.inputs if need[0] == "i" else operator.outputs
                 inputs.append(self._here(side[number]))
         names = [self._name(operator.inputs[index]) for index in rule.gives]
+        where = backward_settings(operator)
         if operator.type == "PrintTensor" and operator.attributes["print_gradient"]:
             attributes = dict(operator.attributes)
             attributes["title"] = f"{attributes['title']}_gradient"
             attributes["print_self"], attributes["print_gradient"] = True, False
-            made = self._backward.add("PrintTensor", inputs, names, attributes)
+            made = self._backward.add("PrintTensor", inputs, names, attributes, where)
         else:
             made = self._backward.add(
                 gradient_record(rule),
                 inputs,
                 names,
                 {**operator.attributes, "forward": call},
+                where,
             )
         for index, result in zip(rule.gives, made.outputs, strict=True):
             self._arrived(operator.inputs[index], result)
@@ -276,7 +280,8 @@ class _Differentiation:
     def _zero(self, like: IrTensor) -> IrTensor:
         attributes = {"dtype": like.dtype, "shape": like.shape, "meta_shape": ()}
         name = gradient_name(like)
-        return self._backward.add("Init", [], [name], attributes).outputs[0]
+        where = settings_beside(like)
+        return self._backward.add("Init", [], [name], attributes, where).outputs[0]
 
     def _here(self, tensor: IrTensor) -> IrTensor:
         """Return a forward tensor in the gradient graph."""
@@ -303,6 +308,7 @@ class _Differentiation:
             [self._here(t) for t in operator.inputs],
             [t.name for t in operator.outputs],
             operator.attributes,
+            settings_beside(wanted),
         )
         for old, new in zip(operator.outputs, copy.outputs, strict=True):
             self._forward.setdefault(old, new)
@@ -322,6 +328,7 @@ class _Differentiation:
                 "graphs": (inner.graph,),
                 "results": [t.spec for t in inner.graph.outputs],
             },
+            backward_settings(operator),
         )
         for n, result in zip(positions, made.outputs, strict=True):
             if operator.inputs[n] in self._depends:
@@ -356,6 +363,7 @@ class _Differentiation:
                 "graphs": tuple(graphs),
                 "results": [operator.inputs[n].spec for n in wanted],
             },
+            backward_settings(operator),
         )
         for n, result in zip(wanted, made.outputs, strict=True):
             if operator.inputs[n] in self._depends:
@@ -385,14 +393,14 @@ class _Differentiation:
             positions = [called.inputs.index(c.tensor) + skipped for c in inner.outputs]
             results = dict(zip(positions, made.outputs, strict=True))
         for n in wanted:
-            spec = operator.inputs[n].spec
+            spec, where = operator.inputs[n].spec, settings_beside(operator.inputs[n])
             zero: dict[str, Any] = {
                 "dtype": spec.dtype,
                 "shape": spec.shape,
                 "meta_shape": (),
             }
             graph.outputs.append(
-                results.get(n) or graph.add("Init", [], [], zero).outputs[0]
+                results.get(n) or graph.add("Init", [], [], zero, where).outputs[0]
             )
         return graph
 
@@ -448,7 +456,9 @@ class _Differentiation:
         found = [part for part in parts if part is not None]
         if len(found) < 2:
             return found[0] if found else None
-        return self._backward.add("Sum", found, [gradient_name(tensor)]).outputs[0]
+        where = settings_beside(tensor)
+        names = [gradient_name(tensor)]
+        return self._backward.add("Sum", found, names, None, where).outputs[0]
 
     def _inner(
         self, called: IrGraph, provided: list[IrTensor], required: list[IrTensor]

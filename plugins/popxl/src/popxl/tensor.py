@@ -173,22 +173,14 @@ class Tensor:
         return tuple(result[::-1])
 
     def _placed(self) -> popir.OperatorSettings:
-        below = self._below
-        if below.producer is not None:
-            return below.producer.settings
-        if below.kind in ("variable", "constant"):
-            for reader in below.readers:
-                return reader.settings
+        found = popir.location_of(self._below)
+        if found is None:
             raise UndefinedValue(f"Nothing uses {self.id!r}: it is on no device yet")
-        return popir.OperatorSettings()
+        return found
 
     @property
     def ipu(self) -> int:
         """Return its device; UndefinedValue if that is unknown."""
-        below = self._below
-        if below.producer is not None and "ipus" in below.producer.attributes:
-            places: tuple[int, ...] = below.producer.attributes["ipus"]
-            return places[below.producer.outputs.index(below)]
         found = self._placed().ipu
         if found is None:
             raise UndefinedValue(f"{self.id!r} is on no device")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
-from popxl import dtypes
+from popxl import current, dtypes
 from popxl.context import ipu, tiles
 from popxl.errors import UndefinedValue
 from popxl.ops.utils import cast_if_needed, check_inputs, emit, scalar
@@ -246,9 +246,12 @@ def ipu_copy(t: Tensor, destination: int, source: int | None = None) -> Tensor:
         try:
             source = t.ipu
         except UndefinedValue:
+            # Assume that an input that nothing reads yet is where its graph is made.
+            source = current.settings().ipu if t._below.kind == "input" else None
+        if source is None:
             raise ValueError(
                 f"Could not infer the ipu of tensor {t.id!r}. Please specify `source`"
-            ) from None
+            )
     with ipu(destination):
         name = f"{t.name}_c{destination}"
         attributes = {"source": source, "destination": destination}
