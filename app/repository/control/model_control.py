@@ -184,6 +184,9 @@ class ModelControl:
             problem = record.problem
         except FetchStopped:
             return
+        except asyncio.CancelledError:  # the server did not wait for it
+            self._loads.log_failure(name, "the load was cancelled")
+            raise
         except (RepositoryError, OSError) as e:
             problem = str(e)
             record.fail(problem)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import shutil
 import threading
@@ -90,10 +91,12 @@ def test_polling_follows_the_folder(polled: ServedGateway) -> None:
     assert post(polled, "second").status_code == 404
 
 
-def test_listing_the_folder_does_not_wait_for_models_that_load(tmp_path: Path) -> None:
-    places = ModelPlaces(tmp_path)
+@contextlib.contextmanager
+def busy_control(root: Path) -> Iterator[tuple[ModelControl, ModelRecords]]:
+    """A control that loads nothing, because all of its threads load other models."""
+    places = ModelPlaces(root)
     records = ModelRecords(places, ControlMode.MANAGED.not_loaded_message)
-    repository = cast("ModelRepository", None)  # nothing is loaded
+    repository = cast("ModelRepository", None)
     loading, scanning = DaemonPool(1, "load"), DaemonPool(1, "scan")
     remote = RemoteFiles(records, None, loading, loading)
     loads = FolderLoads(records, places, repository, remote, loading, lazily=False)
@@ -106,19 +109,42 @@ def test_listing_the_folder_does_not_wait_for_models_that_load(tmp_path: Path) -
         loading,
         scanning,
         ControlMode.MANAGED,
-        Uploads(tmp_path / ".uploads"),
+        Uploads(root / ".uploads"),
     )
-    (tmp_path / "new.popef").touch()
     loaded = threading.Event()
     job = loading.submit(loaded.wait)
     try:
-        asyncio.run(asyncio.wait_for(control.discover(), WAIT))
-        assert [record.name for record in records.all()] == ["new"]
+        yield control, records
         assert not job.done()
     finally:
         loaded.set()
         loading.close()
         scanning.close()
+
+
+def test_listing_the_folder_does_not_wait_for_models_that_load(tmp_path: Path) -> None:
+    with busy_control(tmp_path) as (control, records):
+        (tmp_path / "new.popef").touch()
+        asyncio.run(asyncio.wait_for(control.discover(), WAIT))
+        assert [record.name for record in records.all()] == ["new"]
+
+
+def test_what_loads_when_the_server_ends_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def end_meanwhile(control: ModelControl, records: ModelRecords) -> None:
+        loading = asyncio.create_task(control.load_member("new"))
+        while records.get("new") is None:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        control.begin_end()
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+
+    (tmp_path / "new.popef").touch()
+    with busy_control(tmp_path) as (control, records), caplog.at_level("INFO"):
+        asyncio.run(asyncio.wait_for(end_meanwhile(control, records), WAIT))
+    assert caplog.messages == ["'new' is not loaded: the server ends"]
 
 
 def test_polling_keeps_what_served_when_the_new_is_broken(
