@@ -6,6 +6,7 @@ longer (`bench/fuzz.py`).
 
 from __future__ import annotations
 
+import importlib
 import re
 import tomllib
 from collections.abc import Iterator
@@ -52,6 +53,8 @@ def document(gateway: ServedGateway) -> Any:
     # Each process of a run collects this file, and one of them runs it.
     import schemathesis
 
+    # It registers the hooks that `bench.fuzz` uses too.
+    importlib.import_module("bench.schemathesis_hooks")
     return schemathesis.openapi.from_url(f"{gateway.url}/openapi.json")
 
 
