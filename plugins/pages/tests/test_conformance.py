@@ -7,8 +7,6 @@ longer (`bench/fuzz.py`).
 from __future__ import annotations
 
 import importlib
-import re
-import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +19,6 @@ from popgate_pages.openapi import openapi_document
 from tests.app.served import ROOT, ServedGateway, share_memory, trace_to
 from tests.engine import models
 
-CONFIG = tomllib.loads((ROOT / "bench" / "schemathesis.toml").read_text())
 OPERATIONS = [
     (path, method)
     for path, operations in openapi_document()["paths"].items()
@@ -55,7 +52,8 @@ def document(gateway: ServedGateway) -> Any:
 
     # It registers the hooks that `bench.fuzz` uses too.
     importlib.import_module("bench.schemathesis_hooks")
-    return schemathesis.openapi.from_url(f"{gateway.url}/openapi.json")
+    config = schemathesis.Config.from_path(ROOT / "bench" / "schemathesis.toml")
+    return schemathesis.openapi.from_url(f"{gateway.url}/openapi.json", config=config)
 
 
 def cases(operation: Any) -> Any:
@@ -67,26 +65,12 @@ def cases(operation: Any) -> Any:
     )
 
 
-def excluded_checks(path: str) -> list[Any]:
-    """Return the checks that the configuration of schemathesis disables for a path."""
-    from schemathesis import checks
-
-    return [
-        getattr(checks, name)
-        for operation in CONFIG["operations"]
-        if re.search(operation["include-path-regex"], path)
-        for name in operation.get("checks", ())
-    ]
-
-
 @pytest.mark.parametrize(
     ("path", "method"), [*OPERATIONS, ("/v1/models/affine/infer", "post")]
 )
 def test_operation(
     document: Any, session: requests.Session, path: str, method: str
 ) -> None:
-    excluded = excluded_checks(path)
-
     @given(case=cases(document[path][method]), is_there=st.booleans())
     @settings(
         max_examples=5,
@@ -99,6 +83,6 @@ def test_operation(
     def run(case: Any, is_there: bool) -> None:
         if "{name}" in path and is_there and not path.endswith("/unload"):
             case.path_parameters["name"] = "affine"
-        case.call_and_validate(session=session, excluded_checks=excluded)
+        case.call_and_validate(session=session)
 
     run()
