@@ -38,28 +38,28 @@ def page_aligned(size: int) -> int:
 class SharedMemory:
     """One anonymous segment, mapped read-write in this process.
 
-    The maker keeps the descriptor (`fd`) until it has been passed on (`detach_fd`). The
-    mapping lives until `close`, or until the last view of it is gone.
+    The maker keeps the descriptor (`fd`) until it has been passed on (`detach_fd`), at
+    most as long as this object. The mapping lives until `close`, or until the last view
+    of it is gone.
     """
 
     __slots__ = ("fd", "size", "view")
 
-    def __init__(self, fd: int, size: int) -> None:
-        self.fd = fd
+    def __init__(self, fd: int, size: int, *, is_new: bool = False) -> None:
+        self.fd = fd  # owned from here on, so closed after any exception
         self.size = size
+        if is_new:
+            os.ftruncate(fd, size)
         self.view = map_descriptor(fd, size, writable=True)
+
+    def __del__(self) -> None:
+        self.detach_fd()
 
     @classmethod
     def create(cls, name: str, size: int) -> SharedMemory:
         """Return a new segment of `size` bytes (rounded up to pages), all zero."""
-        size = page_aligned(size)
         fd = os.memfd_create(f"popgate-{name}"[:200], os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(fd, size)
-            return cls(fd, size)
-        except BaseException:
-            os.close(fd)
-            raise
+        return cls(fd, page_aligned(size), is_new=True)
 
     @classmethod
     def attach(cls, fd: int, expected_size: int) -> SharedMemory:
@@ -68,11 +68,7 @@ class SharedMemory:
         if size < expected_size:
             os.close(fd)
             raise ValueError(f"segment has {size} bytes, expected {expected_size}")
-        try:
-            return cls(fd, expected_size)
-        except BaseException:
-            os.close(fd)
-            raise
+        return cls(fd, expected_size)
 
     def give_back(self, start: int, end: int) -> None:
         """Return the pages between two offsets to the system.
@@ -87,9 +83,9 @@ class SharedMemory:
 
     def detach_fd(self) -> None:
         """Close our descriptor. The mapping stays."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1  # first, so that an interrupt closes nothing twice
+        if fd >= 0:
+            os.close(fd)
 
     def close(self) -> None:
         """Unmap the segment. Safe to call twice."""

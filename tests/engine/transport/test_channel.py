@@ -6,6 +6,7 @@ engine/transport/shared_memory.py.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections import deque
@@ -55,6 +56,24 @@ def test_anchors_do_not_overlap() -> None:
     tables = sorted(a.table_at for a in channel.inputs + channel.outputs)
     assert tables[-1] + 256 * 3 <= layout.payload_at
     channel.close()
+
+
+def test_a_channel_that_cannot_be_made_leaves_no_descriptor() -> None:
+    layout = ChannelLayout(1, (PAGE,), (), (PAGE, PAGE))  # a usual size too many
+    with SharedMemory.create("other", layout.size) as memory:
+        before = os.listdir("/proc/self/fd")
+        with contextlib.suppress(ValueError):
+            Channel.create("test", layout)
+        with contextlib.suppress(ValueError):
+            Channel.attach(os.dup(memory.fd), layout)
+        assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_segment_too_large_for_the_system_leaves_no_descriptor() -> None:
+    before = os.listdir("/proc/self/fd")
+    with contextlib.suppress(OSError):
+        SharedMemory.create("test", 1 << 62)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_segment_that_is_no_channel_is_refused() -> None:
