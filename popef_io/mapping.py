@@ -26,7 +26,9 @@ import stat
 import sys
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from io import FileIO
 from typing import BinaryIO
 
 from popef_io.errors import CorruptError, Location, NotPopefError
@@ -55,12 +57,13 @@ class FileView:
         part = self.view[begin:end]
         if not self.detached or not part:
             return part
-        copy = os.memfd_create("popef", os.MFD_CLOEXEC)
         try:
-            self._copy_to(copy, part)
-            if len(part) <= _SMALL:
-                return memoryview(os.pread(copy, len(part), 0))
-            return map_descriptor(copy, len(part))
+            with _opened(os.memfd_create, "popef", os.MFD_CLOEXEC) as file:
+                copy = file.fileno()
+                self._copy_to(copy, part)
+                if len(part) <= _SMALL:
+                    return memoryview(os.pread(copy, len(part), 0))
+                return map_descriptor(copy, len(part))
         except OSError as error:
             if error.errno != errno.EFAULT:
                 raise
@@ -68,8 +71,6 @@ class FileView:
             raise CorruptError(
                 "the file was truncated while it was in use", where=where
             ) from None
-        finally:
-            os.close(copy)
 
     def open(self) -> int:
         """Return a descriptor of the same bytes, for another process. The caller owns
@@ -115,20 +116,26 @@ def map_file(path: str | os.PathLike[str], *, detached: bool = False) -> FileVie
     regular file (a directory, a pipe, a device). Never blocks on a pipe.
     """
     name = os.fspath(path)
-    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        status = os.fstat(descriptor)
+    where = Location(name, 0)
+    if stat.S_ISDIR(os.stat(name).st_mode):  # `_opened` takes none
+        raise NotPopefError("expected a regular file, got a directory", where=where)
+    with _opened(os.open, name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK) as file:
+        status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a special file"
-            raise NotPopefError(
-                f"expected a regular file, got {kind}", where=Location(name, 0)
-            )
+            what = "expected a regular file, got a special file"
+            raise NotPopefError(what, where=where)
         if status.st_size == 0:  # not mappable
             return FileView(name, memoryview(b""))
-        view = map_descriptor(descriptor, status.st_size)
+        view = map_descriptor(file.fileno(), status.st_size)
         return FileView(name, view, _identity(status), detached)
-    finally:
-        os.close(descriptor)
+
+
+def _opened(call: Callable[[str, int], int], name: str, flags: int) -> FileIO:
+    """Return the file that `call` opens, which closes itself if nothing refers to it.
+
+    C code makes both calls, so no signal handler can raise an exception between them.
+    """
+    return next(map(FileIO, map(call, (name,), (flags,))))
 
 
 def map_open_file(descriptor: int, name: str) -> FileView:

@@ -7,11 +7,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
 
-from popef_io import NotPopefError, Reader, Writer, load_model
+from popef_io import NotPopefError, Reader, Writer, load_model, mapping
 from popef_io.mapping import map_file, read_stream
 from tests.popef_io.containers import WEIGHT, write_small
 
@@ -230,3 +231,34 @@ def test_what_became_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         assert os.pread(descriptor, len(content) + 1, 0) == content
     finally:
         os.close(descriptor)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.parametrize("opening", ["map_file", "read"])
+def test_an_interrupt_leaves_no_descriptor(tmp_path: Path, opening: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    source = map_file(path, detached=True)
+    before = descriptors()
+    left = calls = 0
+
+    def interrupt(frame: FrameType, event: str, arg: object) -> None:
+        # Python runs signal handlers when a function in C has returned.
+        nonlocal left
+        if event == "c_return" and frame.f_code.co_filename == mapping.__file__:
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+
+    while left <= 0:  # until an interrupt comes too late
+        calls += 1
+        left = calls
+        try:
+            sys.setprofile(interrupt)
+            map_file(path) if opening == "map_file" else source.read(0, 7)
+        except KeyboardInterrupt:
+            continue
+        finally:
+            sys.setprofile(None)
+    assert calls > 3
+    assert descriptors() == before
