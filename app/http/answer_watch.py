@@ -44,15 +44,22 @@ def _route_of(path: str, method: str) -> str:
 
 
 def read_error(text: bytes) -> tuple[str, str]:
-    """Return the code and the message of an error's body; empty if it has none."""
+    """Return the code and the message of an error's body; empty if it has none.
+
+    The body may have the form of OpenAI (all in `error`), Cohere (`message`) or
+    text-embeddings-inference (`error_type`, no code).
+    """
     if text.startswith(_PAGE):
         return "not_found", (
             "Not Found: the browser received the page for missing addresses"
         )
     try:
         body = orjson.loads(text)
-        return str(body["code"]), str(body["error"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
+        found = body["error"] if isinstance(body.get("error"), dict) else body
+        code = found["code"] if "code" in found else found["error_type"]
+        why = found["message"] if "message" in found else found["error"]
+        return str(code), str(why)
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
         why = text.decode() if text.startswith(_NOT_ALLOWED) else ""
         return "", why.replace("origin", "origin (--allow-origin)")
 

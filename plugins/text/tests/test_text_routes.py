@@ -31,6 +31,7 @@ from popgate_text.routes import routes
 
 TEXTS = ["the cat sits on the mat", "a fast model"]
 EMBEDDINGS = "/openai/v1/embeddings"
+RANKING = {"model": "rank", "query": "cat", "documents": ["cat", "mat"]}
 KEYS = f"""
 [[key]]
 name = "shop"
@@ -226,6 +227,25 @@ def test_errors_are_teis(
     answer = post(served, path, **body)
     assert answer.status_code == status, answer.text
     assert answer.json()["error_type"] == kind
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code"),
+    [
+        (EMBEDDINGS, {"model": "unit", "input": []}, "empty_input"),
+        ("/v2/rerank", RANKING | {"top_n": 0}, "invalid_request"),
+        ("/v1/models/unit/tokenize", {"inputs": 5}, "Validation"),
+    ],
+)
+def test_errors_are_counted_and_logged_with_the_codes_of_their_forms(
+    served: ServedGateway, path: str, body: dict[str, Any], code: str
+) -> None:
+    answer = served.client.post(path, json=body)
+    assert answer.status_code in (400, 422)
+    counted = f'popgate_http_responses_total{{code="{code}",'
+    assert counted in served.client.get("/metrics").text
+    line = served.wait_line(f" id={answer.headers['x-request-id']} ")
+    assert f" code={code} error=" in line
 
 
 def test_an_alias_is_no_missing_input(served: ServedGateway) -> None:
